@@ -17,10 +17,15 @@ class PoolProducer {
     // Tells whether the next stage's slot is free, and fewer than `in_flight` copies are in flight,
     // and fewer than there are slots: slots_ lists no more.
     KCCL_DECODE bool may_begin(uint32_t in_flight) {
+        return num_in_flight() < least_of(in_flight, Ring::kStages) &&
+               is_free(order_.slot(), order_.parity() ^ 1u);
+    }
+
+    // Returns the number of copies that are in flight at this moment.
+    KCCL_DECODE uint32_t num_in_flight() {
         while (flying_ > 0 && has_landed()) {
         }
-        return flying_ < least_of(in_flight, Ring::kStages) &&
-               is_free(order_.slot(), order_.parity() ^ 1u);
+        return flying_;
     }
 
     // Begins to copy a stage of `num_bytes` bytes. Its pieces follow: copy(), for all bytes.

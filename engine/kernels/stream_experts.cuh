@@ -69,6 +69,7 @@ class MixtureStream {
           shared_(shared),
           producer_(shared.ring),
           watch_(comm, task, &shared.gave_up),
+          trace_(task),
           weights_(reinterpret_cast<const uint8_t*>(task.weights)) {}
 
     // Copies the stages of a token step. Returns false if the consumer warps have ended.
@@ -80,17 +81,22 @@ class MixtureStream {
             const Turn<S> turn = turn_at<S>(i);
             if (turn.product == Product<S>::kExpertGateUp) {
                 const uint32_t parked = num_parked<S>(block, turn.layer, has_head);
+                const uint32_t of_experts = num_stages_of<GateUp>() + num_stages_of<Down>();
                 stages = DenseStages<S>(block, product_behind_experts<S>(turn.layer));
                 begin_product();
+                trace_.skip(of_experts);
                 for (uint32_t k = 0; k < parked; ++k) {
                     if (!copy_dense(stages)) return false;
                 }
+                trace_.go_back(of_experts + parked);
+                parked_ = parked;
                 if (!await_choice(turn.layer)) return false;
                 producer_.order().begin_experts_behind(parked);
                 if (!copy_experts<GateUp>(turn, ExpertMemory<S>::kGateUpAt)) return false;
             } else if (turn.product == Product<S>::kExpertDown) {
                 if (!copy_experts<Down>(turn, ExpertMemory<S>::kDownAt)) return false;
                 producer_.order().end_experts();
+                trace_.skip(parked_);
             } else {
                 if (turn.product != Product<S>::kQkv) {
                     stages = DenseStages<S>(block, turn.product);
@@ -98,7 +104,9 @@ class MixtureStream {
                 if (!copy_rest(stages)) return false;
             }
         }
-        return !has_head || copy_rest(stages);
+        if (has_head && !copy_rest(stages)) return false;
+        trace_.end_token_step();
+        return true;
     }
 
     KCCL_DECODE void drain() { producer_.drain(); }
@@ -107,6 +115,13 @@ class MixtureStream {
     KCCL_DECODE void begin_product() {
         num_asked_ = 0;
         is_urgent_ = false;
+    }
+
+    // Returns how many stages of a product of experts this block has.
+    template <class M>
+    KCCL_DECODE static uint32_t num_stages_of() {
+        const Cut tiles = M::tiles_of(Dims::block_in_group_of(platform::block_in_grid()));
+        return ceil_div(tiles.num * M::kAllSteps, M::kStageSteps);
     }
 
     KCCL_DECODE bool copy_rest(DenseStages<S>& stages) {
@@ -190,6 +205,10 @@ class MixtureStream {
             second_parity_ = producer_.order().parity();
         }
         producer_.begin(kHasNone ? 16 : num_bytes);
+        if constexpr (S::kTraces) {
+            trace_.see(producer_.num_in_flight());
+            trace_.ask();
+        }
         asked_parity_ ^= 1u;
         return true;
     }
@@ -214,6 +233,7 @@ class MixtureStream {
     }
     KCCL_DECODE bool have_ended() {
         if (platform::warp_any(mem::has_completed_now(&shared_.ended, 0))) return true;
+        if constexpr (S::kTraces) trace_.see(producer_.num_in_flight());
         watch_.look();
         mem::poll_pause();
         return false;
@@ -223,19 +243,20 @@ class MixtureStream {
     Shared<S>& shared_;
     PoolProducer<WeightRing<S>> producer_;
     Watch<S> watch_;
+    PoolTrace<S, num_stages<S>() + 1> trace_;
     const uint8_t* const weights_;
     const uint8_t* from_ = nullptr;  // the next stage outside the experts
     uint32_t num_asked_ = 0;         // the stages of this product that have been copied
     uint32_t second_ = 0, second_parity_ = 0;
     uint32_t asked_parity_ = 0, chosen_parity_ = 0;
     uint32_t chosen_ = 0;  // await_choice()
+    uint32_t parked_ = 0;  // the stages of the layer that are parked
     bool is_urgent_ = false, is_first_piece_ = true;
 };
 
 // Runs the producer warp: see stream() in stream.cuh.
 template <class S>
 KCCL_DECODE void stream_mixture(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
-    static_assert(!S::kTraces, "stages land in another order than they are used");
     static_assert(S::kAblated < kKcclDecodePinned, "an expert has no place of its own");
     MixtureStream<S> stream(comm, task, shared);
     for (uint32_t position = task.start;; ++position) {

@@ -103,4 +103,52 @@ class StageTrace {
     uint32_t landing_token_step_ = 0, landed_ = 0;
 };
 
+// Does what StageTrace does where stages are requested in another order than they are used
+// (pool_order.cuh). They are numbered in the order of their use. At most MOST are in flight.
+template <class S, uint32_t MOST>
+class PoolTrace {
+  public:
+    KCCL_DECODE explicit PoolTrace(const Task& task) : task_(task) {}
+
+    // Records that a stage is requested, and goes on to the next number.
+    KCCL_DECODE void ask() {
+        record(token_step_, next_, kKcclDecodeAsked);
+        if constexpr (S::kTraces) {
+            flying_[asked_ % MOST] = {token_step_, next_};
+            ++asked_;
+            ++next_;
+        }
+    }
+    // The next stage that is requested is used `num` stages later than the one whose turn it is.
+    KCCL_DECODE void skip(uint32_t num) { next_ += num; }
+    KCCL_DECODE void go_back(uint32_t num) { next_ -= num; }
+    KCCL_DECODE void end_token_step() {
+        next_ = 0;
+        ++token_step_;
+    }
+    // As StageTrace::see(). Stages land in the order of their requests.
+    KCCL_DECODE void see(uint32_t num_in_flight) {
+        if constexpr (S::kTraces) {
+            for (; asked_ - landed_ > num_in_flight; ++landed_) {
+                const Stage& stage = flying_[landed_ % MOST];
+                record(stage.token_step, stage.number, kKcclDecodeLanded);
+            }
+        }
+    }
+
+  private:
+    struct Stage {
+        uint32_t token_step;
+        uint32_t number;
+    };
+
+    KCCL_DECODE void record(uint32_t token_step, uint32_t stage, StageStamp stamp) const {
+        if (leads(warp())) Trace<S>::record(task_, token_step, Trace<S>::of_stage(stage, stamp));
+    }
+
+    const Task& task_;
+    Stage flying_[S::kTraces ? MOST : 1];
+    uint32_t token_step_ = 0, next_ = 0, asked_ = 0, landed_ = 0;
+};
+
 }  // namespace kccl::decode

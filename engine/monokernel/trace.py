@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..base.core import ffi
-from ..model.ops import KINDS, PRODUCTS, Place
+from ..model.ops import KINDS, Place, products_in
 from ..model.program import Program
 from ..model.timeline import NUM_STAGE_STAMPS, Layout, TracedOp
 
@@ -41,7 +41,7 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     stages = np.frombuffer(data, _STAGE, num, _SIZES_BYTES).reshape(blocks, sizes.num_stages).T
     products, stage_bytes = stages["product"], stages["num_bytes"].astype(np.int64)
     stage_ops = np.full(stages.shape, -1)
-    for number, product in enumerate(PRODUCTS, start=1):
+    for number, product in enumerate(products_in(program.config), start=1):
         at = np.array([index for index, op in enumerate(ops) if op.kind == product])
         for block in range(blocks):
             # A block has equally many stages of a product in each layer, so they are divided evenly

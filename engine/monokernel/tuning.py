@@ -298,9 +298,8 @@ def with_variant(program: Program, usual: Tuning, variant: Variant) -> Tuning:
     in chunks.
 
     Raises:
-        InvalidArgument: The variant is of a ring of weights, and the tuning has none; or of stages
-            in their order, and the model has experts; or a stage of a product would end within a
-            strip.
+        InvalidArgument: The variant is of a ring of weights, and the tuning has none; or of one
+            product, and the model has experts; or a stage of a product would end within a strip.
     """
     if variant == USUAL:
         return usual
@@ -333,12 +332,10 @@ def _check_stages(program: Program, usual: Tuning, steps: int) -> None:
 
 
 def _check_with_experts(variant: Variant) -> None:
-    for is_asked, what in ((variant.traces, "a timeline"), (variant.pins, "pin:P")):
-        if is_asked:
-            raise kccl.InvalidArgument(
-                f"{what} is of stages in the order of their copies, which a mixture of experts "
-                "does not use in that order"
-            )
+    if variant.pins:
+        raise kccl.InvalidArgument(
+            "pin:P is of a product with one matrix, and a mixture of experts has one for each"
+        )
 
 
 def _check_without_ring(variant: Variant) -> None:

@@ -12,6 +12,7 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.random_weights import random_checkpoint, shape_of
 from kccl.engine.formats.table import MULTIPLIED
 from kccl.engine.model.executor import BEGINNING, Place
+from kccl.engine.model.experts import Experts
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.model.timeline import (
@@ -195,6 +196,42 @@ def _multiplied_what_they_let_go(timeline):
             assert (let_go >= (began if may_be_early else arrived)).all()
             assert (let_go <= multiplied).all()
             last = op
+
+
+@pytest.mark.long
+def test_a_mixtures_stages_are_numbered_in_the_order_of_their_use():
+    """The next layer's first ones are copied before the experts'."""
+    fields = {**SMALL, "window": 0, "window_layers": 0, "experts": Experts(num=8, chosen=2)}
+    model = random_checkpoint("tiny-qwen3-moe", **fields)
+    tuning = replace(TUNING, stages=6, parked=2)
+
+    def main(comm):
+        executor = DeviceExecutor(model, comm, tuning=tuning, context=64)
+        executor.start(IDS, SamplingParams(max_tokens=3))
+        list(executor.tokens())
+        executor.use(TRACING)
+        out: list[Stamps] = []
+        executor.start_timeline(IDS, Place(num_cached=len(IDS) - 1), TOKEN_STEPS, out)
+        executor.wait()
+        return out[0]
+
+    found = kccl.run_threads(main, 1, backend="sim")
+    (timeline,) = timelines(found)
+    layout = timeline.layout
+    kinds = [op.kind for op in layout.ops]
+    of_layer = ["qkv", "attend", "out", "router", "expert_gate_up", "expert_down"]
+    assert kinds == of_layer * 2 + ["head", "end"]
+    is_there = np.broadcast_to((layout.stage_ops >= 0)[None, :, None], timeline.stages.shape)
+    assert (~np.isnan(timeline.stages) == is_there).all()
+    _multiplied_what_they_let_go(timeline)
+    for block in range(tuning.blocks):
+        ops = layout.stage_ops[:, block]
+        assert (np.diff(ops[ops >= 0]) >= 0).all()
+        first = {op: np.flatnonzero(ops == op)[0] for op in set(ops[ops >= 0].tolist())}
+        asked = timeline.stages[1:-1, :, ASKED, block]
+        for experts, behind in ((4, 6), (10, 12)):
+            assert (asked[:, first[behind] + 1] < asked[:, first[experts]]).all()
+        assert (asked[:, first[6] + 2] > asked[:, first[4]]).all()
 
 
 @pytest.mark.long
