@@ -104,6 +104,10 @@ def _make_device(
     progress: Told,
 ) -> Executor:
     program = Program(checkpoint.config, checkpoint.formats)
+    if comm.backend == "hip" and checkpoint.config.experts is not None:
+        raise kccl.InvalidArgument(
+            "mixtures of experts do not run on AMD's GPUs yet; backends 'host' and 'cuda' run them"
+        )
     check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
     return DeviceExecutor(

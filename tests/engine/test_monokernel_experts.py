@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from test_monokernel import CONTEXT, IDS, NEW, TOLERANCE, TUNING, generate, logi
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.executors.opening import BACKENDS
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
@@ -129,6 +131,12 @@ def test_tuning_changes_no_bit(change):
     one = on_one_rank("qwen3-moe")
     other, _ = run("qwen3-moe", 1, replace(PARKED, **change))
     np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
+
+
+def test_amds_gpus_are_refused():
+    comm: Any = SimpleNamespace(backend="hip")
+    with pytest.raises(kccl.InvalidArgument, match="experts do not run on AMD's GPUs yet"):
+        BACKENDS["hip"].make(checkpoint("qwen3-moe"), comm, None, CONTEXT, 1, lambda _: None)
 
 
 def test_chunks_of_a_prompt_are_refused():
