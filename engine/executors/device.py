@@ -104,10 +104,8 @@ class DeviceExecutor:
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
         self.rotations = self._loaded.rotations
         self._outputs = Outputs(
-            self.program,
-            self._loaded.norms,
-            self.program.lanes_of(comm.rank, comm.world_size),
-            self.rotations,
+            *(self.program, self._loaded.norms),
+            *(self.program.lanes_of(comm.rank, comm.world_size), self.rotations),
             self._kernels.usual.sizes.slots,
             tuning.kv_splits,
             lambda at, nbytes: self._arena.read(
@@ -209,6 +207,12 @@ class DeviceExecutor:
         self.cancel()
         self.wait()
 
+    def prepare_scoring(self) -> None:
+        """See Executor."""
+        columns = self._tuning.columns if self._variant == USUAL else 1
+        if not self._kernels.has(self._variant, columns=columns):
+            self._load(self._kernels.get(self._variant, columns=columns))
+
     def start_scoring(
         self,
         ids: Sequence[int],
@@ -219,12 +223,14 @@ class DeviceExecutor:
     ) -> None:
         """See Executor."""
         ids, start = check_ids(ids, self.context), place.num_cached
+        columns = self._tuning.columns if self._variant == USUAL else 1
 
         def work() -> None:
             self._copy_beginning(place)
             for first in range(start, len(ids), loading.SCORED_AT_ONCE):
                 some = ids[: first + loading.SCORED_AT_ONCE]
-                self._run_ids(some, place._replace(num_cached=first), logits=self._loaded.logits)
+                at = place._replace(num_cached=first)
+                self._run_ids(some, at, logits=self._loaded.logits, columns=columns)
                 if writes_shared:
                     found = finite(self._scored(len(some) - first), self._dtype)
                     out[first - start : len(some) - start] = found
@@ -335,10 +341,7 @@ class DeviceExecutor:
         self._arena.write(task.ids, np.asarray(ids, np.int32))
         task.num_ids, task.start = len(ids), place.num_cached
         task.cache = self._loaded.caches[place.slot]
-        task.token_step, task.exchange = self._mailbox.token_steps, self._mailbox.exchanges
-        task.number += 1
-        task.max_tokens = task.only_reads = task.traced = 0
-        task.logits = structs.NO_LOGITS
+        structs.begin(task, self._mailbox)
         self._decoder = self._kernels.get(self._variant)
 
     def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
@@ -347,9 +350,12 @@ class DeviceExecutor:
         self._decoder = self._kernels.get(self._variant, samples=samples, overlaps=overlaps)
         self._loaded.choices.give_to(self._task, params)
 
-    def _run_ids(self, ids: Sequence[int], place: Place, *, logits: Sequence[int]) -> None:
-        """Runs the ids that are not cached, and returns when this rank's kernel has ended."""
+    def _run_ids(
+        self, ids: Sequence[int], place: Place, *, logits: Sequence[int], columns: int = 1
+    ) -> None:
+        """Runs the ids that are not cached, `columns` at a time, until the kernel has ended."""
         self._set_ids(ids, place)
+        self._decoder = self._kernels.get(self._variant, columns=columns)
         self._task.logits = list(logits)
         self._launch_decode()
         self._launcher.wait()
@@ -363,15 +369,10 @@ class DeviceExecutor:
 
     def _split_off_prefill(self) -> Any:
         """Returns the task that prefills all ids but the last, or None if there is none."""
-        task, chunk = self._task, self._tuning.chunk
-        first, last = task.start, task.num_ids - 1
-        if chunk == 1 or first == last:
-            return None
-        prefill = structs.new_task(task)
-        task.start = prefill.num_ids = last
-        prefill.token_step = self._passes
+        prefill = structs.split_off_prefill(self._task, self._tuning.chunk, self._passes)
         # All ranks count alike: they run the same requests, and none follows a failed one.
-        self._passes += -(-(last - first) // chunk)
+        if prefill is not None:
+            self._passes += -(-(prefill.num_ids - prefill.start) // self._tuning.chunk)
         return prefill
 
     def _copy_beginning(self, place: Place) -> None:

@@ -268,6 +268,9 @@ class HostExecutor:
         self._kept = self._drafting = None
         self._check()
 
+    def prepare_scoring(self) -> None:
+        """See Executor."""
+
     def start_scoring(
         self,
         ids: Sequence[int],

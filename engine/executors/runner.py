@@ -185,6 +185,8 @@ class Runner:
         # id to run.
         with self._request(f"logits {ids} {at_once}", ids[:1], kind, waits=waits) as (place, _):
             self._rotate(len(ids))
+            for each in self.ranks.mine:
+                each.prepare_scoring()
             for first in range(0, len(ids), at_once):
                 if cancellation is not None and self.ranks.of_rank_0(cancellation.is_asked):
                     raise EndedElsewhere

@@ -1,10 +1,8 @@
-// Computes attention of one position over itself and all positions before it. A work item is one KV
-// head and one KV split. A KV split has some of the positions, and each of its KV strands some of
-// those (shape.cuh). Block b of a lane group takes the work items b, b + kBlocksPerGroup, ... A
-// warp goes through a KV strand tile by tile, 16 positions at a time (kv_strand.cuh). Each KV split
-// gives a partial result. With S::kMergesFirst, the blocks of a KV head exchange their partial
-// results, and each block merges its share of the head's elements. Without it, the output
-// projection merges them (out.cuh).
+// Computes attention of one position over itself and all positions before it; attend_columns.cuh
+// does it where a token step has several columns. Work items, and what becomes of their partial
+// results: attend_merge.cuh. A KV split has some of the positions, and each of its KV strands some
+// of those (shape.cuh). A warp goes through a KV strand tile by tile, 16 positions at a time
+// (kv_strand.cuh).
 //
 // The cache holds half-precision numbers. A tile of it is read and written by one warp only, so
 // accesses need no synchronisation. The position's own key and value are not read back from the
@@ -13,9 +11,9 @@
 // strand.
 #pragma once
 
+#include "attend_merge.cuh"
 #include "kv_cache.cuh"
 #include "kv_strand.cuh"
-#include "vectors.cuh"
 
 namespace kccl::decode {
 
@@ -105,16 +103,16 @@ class Attention {
     using OwnKvStrand = KvStrand<S, Dims::kHeadsPerKv>;
 
     KCCL_DECODE Attention(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
-                          uint32_t work_item, uint32_t position)
+                          const WorkItem<S>& work_item, uint32_t position)
         : consumer_(consumer),
           layer_(layer),
           position_(position),
           first_position_((S::kAblated & kKcclDecodeNoAttention) != 0 ? position
                           : window != 0 && position >= window         ? position - window + 1
                                                                       : 0),
-          lane_(work_item / S::kKvSplits / S::kKvHeads),
-          kv_head_(work_item / S::kKvSplits % S::kKvHeads),
-          kv_split_(work_item % S::kKvSplits),
+          lane_(work_item.lane),
+          kv_head_(work_item.kv_head),
+          kv_split_(work_item.kv_split),
           lanes_(kTileFloat4s),
           area_(*reinterpret_cast<KvStrandArea<Dims::kHeadsPerKv>*>(
               consumer.area(consumer.warp_index()))) {
@@ -127,7 +125,7 @@ class Attention {
     // the warp that has its KV strand appends its key and value to the cache. Called by all threads
     // of the warp.
     KCCL_DECODE void run() {
-        const uint32_t own_kv_strand = kv_strand_of_itself();
+        const uint32_t own_kv_strand = own_kv_strand_of<S>(kv_split_, position_);
         const bool has_itself = own_kv_strand < Dims::kKvStrandsPerSplit;
         // The warp own_warp computes the position's attention to itself. It is not the one that
         // goes through the position's KV strand, to spread the work.
@@ -154,103 +152,7 @@ class Attention {
         }
     }
 
-    // Merges the partial results that run() has left in shared memory, and publishes the partial
-    // result of the KV split. Called by all consumer warps, when they have met (ConsumerWarp::meet)
-    // after run().
-    KCCL_DECODE void publish() {
-        constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kPartialFloat4s;
-        // kSharers neighbouring threads share the KV strands of a float4: as many as let each
-        // thread have one float4. In two turns, they would take longer than alone.
-        constexpr uint32_t kSharers = [] {
-            uint32_t n = 1;
-            while (n < Dims::kKvStrandsPerSplit && 2 * n * kFloat4s <= Dims::kConsumerThreads) {
-                n *= 2;
-            }
-            return n;
-        }();
-        constexpr uint32_t kMine = Dims::kKvStrandsPerSplit / kSharers;
-        constexpr uint32_t kAtOnce = Dims::kConsumerThreads / kSharers;
-        const uint32_t own_kv_strand = kv_strand_of_itself();
-        const uint32_t sharer = consumer_.thread() % kSharers;
-        KCCL_UNROLL
-        for (uint32_t first = 0; first < kFloat4s; first += kAtOnce) {
-            const uint32_t index4 =
-                first + consumer_.thread() / kSharers * S::kWarps + consumer_.warp_index();
-            const bool is_there = index4 < kFloat4s;
-            const uint32_t head = is_there ? index4 / Dims::kPartialFloat4s : 0;
-            const uint32_t at = is_there ? index4 % Dims::kPartialFloat4s : 0;
-            Partial partials[kMine];
-            KCCL_UNROLL
-            for (uint32_t i = 0; i < kMine; ++i) {
-                const uint32_t kv_strand = i * kSharers + sharer;
-                Partial partial = partial_of(consumer_.shared().partials[kv_strand][head], at);
-                if (kv_strand == own_kv_strand)
-                    partial = merge(partial, partial_of(consumer_.shared().own[head], at));
-                partials[i] = {untagged(partial.sum), untagged(partial.maximum),
-                               untagged(partial.weight)};
-            }
-            const Partial whole =
-                merge_shared<kSharers>(merge_all<kMine>(partials), consumer_.thread());
-            if (!is_there || sharer != 0) continue;
-            const uint32_t slot = Slots<S>::partial(layer_, consumer_.first_lane() + lane_,
-                                                    kv_head_ * Dims::kHeadsPerKv + head) +
-                                  kv_split_ * Dims::kPartialFloat4s + at;
-            const bool is_rest = at == Dims::kHeadFloat4s;
-            consumer_.publish(slot,
-                              is_rest ? Float4{{whole.maximum, whole.weight, 0, 0}} : whole.sum);
-        }
-    }
-
-    // Waits for the partial results of all KV splits of the KV head, merges them for this block's
-    // share of the head's elements, and publishes the result. Called by all consumer warps, after
-    // the block has published the partial results of all of its work items. Otherwise two blocks
-    // could wait for each other's partial results.
-    KCCL_DECODE void publish_share() {
-        constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kHeadFloat4s;
-        constexpr uint32_t kThreads = ceil_div(kFloat4s, S::kKvSplits) * S::kKvSplits;
-        const Cut share = cut(kFloat4s, kv_split_, S::kKvSplits);
-        const uint32_t lane = consumer_.first_lane() + lane_;
-        KCCL_UNROLL
-        for (uint32_t first = 0; first < kThreads; first += Dims::kConsumerThreads) {
-            // There is a thread for each float4 of the share and each KV split.
-            const uint32_t of_warp = first + consumer_.warp_index() * platform::kWarpSize;
-            if (of_warp >= share.num * S::kKvSplits) break;
-            const uint32_t thread = of_warp + consumer_.thread(), kv_split = thread % S::kKvSplits;
-            const bool is_there = thread / S::kKvSplits < share.num;
-            const uint32_t index4 = share.first + (is_there ? thread / S::kKvSplits : 0);
-            const uint32_t head = kv_head_ * Dims::kHeadsPerKv + index4 / Dims::kHeadFloat4s;
-            const uint32_t partial =
-                Slots<S>::partial(layer_, lane, head) + kv_split * Dims::kPartialFloat4s;
-            const uint32_t slots[] = {partial + index4 % Dims::kHeadFloat4s,
-                                      partial + Dims::kHeadFloat4s};
-            const float sink = sink_of<S>(consumer_.task(), layer_, lane_, head);
-            Float4 float4s[2];
-            consumer_.template await<mem::Scope::kDevice>(slots, is_there ? 3u : 0,
-                                                          tag_of(consumer_.token_step()), float4s);
-            const Partial mine = {float4s[0], float4s[1].value[0], float4s[1].value[1]};
-            const Partial whole = merge_shared<S::kKvSplits>(mine, consumer_.thread());
-            if (!is_there || kv_split != 0) continue;
-            consumer_.publish(Slots<S>::attended(layer_, lane) + kv_head_ * kFloat4s + index4,
-                              attended_by(with_sink<S>(whole, sink)));
-        }
-    }
-
   private:
-    // Returns float4 `at` of the head, with the maximum and the weight, of a partial result in
-    // memory.
-    KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t at) {
-        const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
-        return {mem::load_plain(partial + at), rest.value[0], rest.value[1]};
-    }
-
-    // Returns the number, within this KV split, of the KV strand that the position itself belongs
-    // to. Returns kKvStrandsPerSplit if the position belongs to another KV split.
-    KCCL_DECODE uint32_t kv_strand_of_itself() const {
-        const uint32_t kv_strand = position_ / kTileRows % S::kKvStrands;
-        return kv_strand % S::kKvSplits == kv_split_ ? kv_strand / S::kKvSplits
-                                                     : Dims::kKvStrandsPerSplit;
-    }
-
     KCCL_DECODE uint8_t* tile_at(uint32_t index) const {
         return cache_ + uint64_t{index} * Dims::kCacheTileBytes;
     }
@@ -372,27 +274,10 @@ KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t wind
     using Dims = Shape<S>;
     static_assert(sizeof(KvStrandArea<Dims::kHeadsPerKv>) <= Dims::kMostSums * sizeof(Float4),
                   "fits");
-    for (uint32_t work_item = consumer.block_in_group(); work_item < Dims::kWorkItems;
-         work_item += Dims::kBlocksPerGroup) {
-        consumer.next_op();
-        Attention<S> attention(consumer, layer, window, work_item, position);
-        attention.run();
-        consumer.stamp(kKcclDecodeMultiplied);
-        if (!consumer.meet()) return false;
-        consumer.stamp(kKcclDecodeMet);
-        attention.publish();
-        // The warps meet again, because the next work item overwrites the partial results in shared
-        // memory.
-        if (Dims::kWorkItems > Dims::kBlocksPerGroup && !consumer.meet()) return false;
-    }
-    if constexpr (S::kMergesFirst) {
-        for (uint32_t work_item = consumer.block_in_group(); work_item < Dims::kWorkItems;
-             work_item += Dims::kBlocksPerGroup) {
-            Attention<S>(consumer, layer, window, work_item, position).publish_share();
-        }
-    }
-    consumer.end_op();
-    return true;
+    const auto run = [&](const WorkItem<S>& work_item) {
+        Attention<S>(consumer, layer, window, work_item, position).run();
+    };
+    return for_work_items(consumer, layer, position, run);
 }
 
 }  // namespace kccl::decode

@@ -4,17 +4,18 @@
 // neither wait for messages nor keep them in registers.
 #pragma once
 
-#include "consumer_warp.cuh"
+#include "residual.cuh"
 
 namespace kccl::decode {
 
 // Waits for the messages of a module from all lanes but those of the block's lane group, which
-// begin with lane `first_lane`. Returns their sum for float4 `row` of the residual, added in the
-// order of the lanes. is_there: whether this thread wants one. is_over(): ends the wait
-// (Waiter::await).
+// begin with lane `first_lane`. Returns their sum for float4 `row` of the residual of a column,
+// whose tag is `tag`, added in the order of the lanes. is_there: whether this thread wants one.
+// is_over(): ends the wait (Waiter::await).
 template <class S, class IsOver>
 KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_lane, uint32_t row,
-                             bool is_there, uint32_t token_step, IsOver is_over) {
+                             uint32_t column, uint32_t tag, bool is_there, uint32_t token_step,
+                             IsOver is_over) {
     // Only kAtOnce messages are loaded at a time, because the warp has few registers.
     constexpr uint32_t kAtOnce = 4;
     Float4 total = {};
@@ -29,11 +30,11 @@ KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_
             const bool is_own = lane - first_lane < Shape<S>::kLanesPerGroup;
             const bool is_wanted = is_there && lane < S::kNumLanes && !is_own;
             wanted |= is_wanted ? 1u << i : 0;
-            slots[i] = is_wanted ? Slots<S>::message(module, lane) + row : 0;
+            slots[i] =
+                is_wanted ? Slots<S>::in_column(Slots<S>::message(module, lane) + row, column) : 0;
         }
-        waiter.template await<ConsumerWarp<S>::kReach, true>(slots, wanted, tag_of(token_step),
-                                                             token_step, (1u << S::kWorldSize) - 1,
-                                                             float4s, is_over);
+        waiter.template await<ConsumerWarp<S>::kReach, true>(
+            slots, wanted, tag, token_step, (1u << S::kWorldSize) - 1, float4s, is_over);
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             if ((wanted >> i & 1u) == 0) continue;
@@ -65,8 +66,10 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
         const auto is_over = [&] {
             return platform::warp_any(mem::has_completed_now(&shared.ended, 0));
         };
-        uint32_t parity = 0;
+        uint32_t parity = 0, position = task.start;
+        Uses uses = uses_of(task.uses);
         for (uint32_t token_step = task.token_step;; ++token_step) {
+            const uint32_t num_columns = columns_of<S>(task, position);
             for (uint32_t module = 0; module < Dims::kModules; ++module) {
                 const Layer& layer = shared.layers[module / S::kNumModules];
                 const int32_t from =
@@ -82,14 +85,20 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                 }
                 delays.wait();
 #pragma unroll 1
-                for (uint32_t first = 0; first < tiles.num * kTileFloat4s;
+                for (uint32_t first = 0; first < num_columns * tiles.num * kTileFloat4s;
                      first += platform::kWarpSize) {
-                    const uint32_t index4 = first + warp().index();
-                    const bool is_there = index4 < tiles.num * kTileFloat4s;
+                    uint32_t index4 = first + warp().index(), column = 0, tag = tag_of(token_step);
+                    const bool is_there = index4 < num_columns * tiles.num * kTileFloat4s;
+                    if constexpr (S::kColumns > 1) {
+                        column = is_there ? index4 / (tiles.num * kTileFloat4s) : 0;
+                        index4 -= column * tiles.num * kTileFloat4s;
+                        tag = (uses.low >> column & 1u) ^ 1u;
+                    }
                     const Float4 sum = collected<S>(waiter, static_cast<uint32_t>(from), lane,
-                                                    tiles.first * kTileFloat4s + index4, is_there,
-                                                    token_step, is_over);
-                    if (is_there) mem::store_plain(&shared.landed[index4], sum);
+                                                    tiles.first * kTileFloat4s + index4, column,
+                                                    tag, is_there, token_step, is_over);
+                    if (!is_there) continue;
+                    mem::store_plain(&shared.landed[column * kMostOfResidual<S> + index4], sum);
                 }
                 warp().sync();
                 if (leads(warp())) {
@@ -97,6 +106,10 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                     mem::arrive(&shared.has_landed);
                 }
                 parity ^= 1u;
+            }
+            if constexpr (S::kColumns > 1) {
+                count_step(&uses, num_columns);
+                position += num_columns;
             }
         }
     }

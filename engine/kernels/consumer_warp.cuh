@@ -31,7 +31,8 @@ class ConsumerWarp {
           meeting_(shared.met),
           waiter_(comm, task, &shared.gave_up),
           delays_(comm.rank),
-          token_step_(task.token_step) {}
+          token_step_(task.token_step),
+          uses_(uses_of(task.uses)) {}
 
     KCCL_DECODE const DeviceComm& comm() const { return comm_; }
     KCCL_DECODE const Task& task() const { return task_; }
@@ -59,10 +60,73 @@ class ConsumerWarp {
 
     KCCL_DECODE uint32_t token_step() const { return token_step_; }
     KCCL_DECODE void next_token_step() {
+        if constexpr (S::kColumns > 1) count_step(&uses_, num_columns_);
         ++token_step_;
         traced_op_ = traced_stage_ = 0;
     }
     KCCL_DECODE bool failed() const { return waiter_.has_failed(); }
+
+    // ---- Columns --------------------------------------------------------------------------------
+
+    // Begins a token step that runs `num` positions from `position` on. token: the first one's id,
+    // unless the request began with it.
+    KCCL_DECODE void begin_columns(uint32_t position, uint32_t num, int32_t token) {
+        if constexpr (S::kColumns > 1) {
+            position_ = position;
+            num_columns_ = num;
+            token_ = token;
+        }
+    }
+    KCCL_DECODE uint32_t num_columns() const {
+        if constexpr (S::kColumns == 1) return 1;
+        return num_columns_;
+    }
+    KCCL_DECODE const Uses& uses() const { return uses_; }
+    // Returns the id that a column runs. token: that of column 0.
+    KCCL_DECODE int32_t id_of(int32_t token, uint32_t column) const {
+        if constexpr (S::kColumns == 1) return token;
+        const uint32_t at = position_ + column;
+        return at < task_.num_ids
+                   ? mem::load_plain(reinterpret_cast<const int32_t*>(task_.ids) + at)
+                   : token_;
+    }
+
+    // Returns the tag of the vectors of a column.
+    KCCL_DECODE uint32_t tag(uint32_t column) const {
+        if constexpr (S::kColumns == 1) return tag_of(token_step_);
+        return (uses_.low >> column & 1u) ^ 1u;
+    }
+    // Returns the tags of float4s of the columns from `first` on, EACH of each.
+    template <uint32_t EACH>
+    KCCL_DECODE auto tags(uint32_t first) const {
+        if constexpr (S::kColumns == 1) {
+            return tag_of(token_step_);
+        } else {
+            return ColumnTags<EACH>{~uses_.low >> first};
+        }
+    }
+    // Repeats `wanted`, the bits of EACH float4s of a column, for NUM columns from `first` on, as
+    // far as the token step uses them.
+    template <uint32_t EACH, uint32_t NUM>
+    KCCL_DECODE uint32_t wanted_of(uint32_t wanted, uint32_t first) const {
+        if constexpr (S::kColumns == 1) return wanted;
+        uint32_t all = 0;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < NUM; ++i) {
+            all |= first + i < num_columns_ ? wanted << i * EACH : 0;
+        }
+        return all;
+    }
+    // Calls f(first) for the first of each AT_ONCE columns that the token step uses.
+    template <uint32_t AT_ONCE, class F>
+    KCCL_DECODE void for_columns(F f) const {
+        if constexpr (S::kColumns == 1) {
+            f(0u);
+        } else {
+#pragma unroll 1
+            for (uint32_t first = 0; first < num_columns_; first += AT_ONCE) f(first);
+        }
+    }
 
     // ---- Areas ----------------------------------------------------------------------------------
 
@@ -106,9 +170,15 @@ class ConsumerWarp {
             Trace<S>::record(task_, token_step_ - task_.token_step, index);
         }
     }
+    // Returns a warp's area. That of a column begins kMostSums float4s behind that of the column
+    // before.
     KCCL_DECODE Float4* area(uint32_t warp) { return shared_.area[op_][warp]; }
-    // Returns where in shared memory this warp stages its part of a vector.
+    // Returns where in shared memory this warp stages its part of a vector. Column c's part begins
+    // at staged(c).
     KCCL_DECODE StagedFloat4* staged() { return shared_.staged[warp_index()]; }
+    KCCL_DECODE StagedFloat4* staged(uint32_t column) {
+        return staged() + column * Dims::kMostStaged;
+    }
     KCCL_DECODE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
 
     // Waits until all consumer warps have called this. Returns false if a wait of one of them has
@@ -121,11 +191,12 @@ class ConsumerWarp {
         return reinterpret_cast<mem::Packet*>(task_.exchange_buffers[rank]) + slot;
     }
 
-    // Publishes a float4 to the blocks of this rank: stores it in the rank's exchange buffer, with
-    // the tag of the token step (exchange_buffer.cuh).
-    KCCL_DECODE void publish(uint32_t slot, const Float4& four) const {
+    // Publishes a float4 of a column to the blocks of this rank: stores it in the rank's exchange
+    // buffer, with the column's tag (exchange_buffer.cuh).
+    KCCL_DECODE void publish(uint32_t slot, const Float4& four, uint32_t column = 0) const {
+        slot = Slots<S>::in_column(slot, column);
         mem::store_packet<mem::Scope::kDevice>(in_exchange_buffer(comm_.rank, slot),
-                                               tagged(four, tag_of(token_step_)));
+                                               tagged(four, tag(column)));
     }
 
     // Publishes a float4 to the blocks of all ranks: stores it in their exchange buffers. tag:
@@ -141,8 +212,8 @@ class ConsumerWarp {
     // Waits for float4s of this rank's exchange buffer: see Waiter::await() in watch.cuh. ranks:
     // the ranks that publish them, a bit each, so that a failed wait can name them. 0 means this
     // rank.
-    template <mem::Scope SCOPE, bool SCOUTS = true, int N>
-    KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
+    template <mem::Scope SCOPE, bool SCOUTS = true, int N, class Tag>
+    KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, Tag tag,
                            Float4 (&float4s)[N], uint32_t ranks = 0) {
         waiter_.template await<SCOPE, SCOUTS>(slots, wanted, tag, token_step_,
                                               ranks == 0 ? 1u << comm_.rank : ranks, float4s,
@@ -222,7 +293,7 @@ class ConsumerWarp {
         while (!S::kOverlaps && num_meetings_ % 4 != 0) meet_all();
     }
 
-    // This thread's float4s of the residual: own_float4() in product.cuh says which they are.
+    // This thread's float4s of the residual: own_rows() in product.cuh says which they are.
     Float4 residual[Dims::kOwnFloat4s];
 
   private:
@@ -234,6 +305,12 @@ class ConsumerWarp {
     Waiter<S> waiter_;
     Delays<S> delays_;
     uint32_t token_step_;
+    // With more than one column: how often each was used; and this token step's first position,
+    // number of positions, and id.
+    Uses uses_;
+    uint32_t position_ = 0;
+    uint32_t num_columns_ = 1;
+    int32_t token_ = 0;
     uint32_t op_ = 0;
     uint32_t traced_op_ = 0;
     uint32_t traced_stage_ = 0;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "attend.cuh"
+#include "attend_columns.cuh"
 #include "collect.cuh"
 #include "experts.cuh"
 #include "finish.cuh"
@@ -68,8 +69,9 @@ KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, in
     }
 }
 
-// Runs one position, which has the id `token`, through all layers. Called by all consumer warps.
-// Returns false if a wait failed.
+// Runs the positions of a token step through all layers: those from `position` on, one for each
+// column that is used. token: the first one's id. Called by all consumer warps. Returns false if a
+// wait failed.
 template <class S>
 KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_t token) {
     using Dims = Shape<S>;
@@ -78,16 +80,17 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
     const Cut tiles = M::tiles_of(consumer.block_in_group());
     KCCL_UNROLL
     for (uint32_t k = 0; k < Shape<S>::kOwnFloat4s; ++k) {
-        const uint32_t index4 = own_float4(consumer, k);
-        const bool is_there = index4 < tiles.num * kTileFloat4s;
+        const OwnRows rows = own_rows<kMostOfResidual<S>>(consumer, k);
+        const bool is_there = has_rows(consumer, rows, tiles.num * kTileFloat4s);
         consumer.residual[k] =
-            is_there ? embedded<S>(consumer.task(), token, tiles.first * kTileFloat4s + index4)
+            is_there ? embedded<S>(consumer.task(), consumer.id_of(token, rows.column),
+                                   tiles.first * kTileFloat4s + rows.index4)
                      : Float4{};
     }
     consumer.stamp_begin();
     // These rows of RoPE's tables go into shared memory without a wait of their own: all warps meet
     // before attention reads them, and have met since attention of the last token step read them.
-    for (uint32_t i = platform::thread_in_block(); i < S::kHeadDim / 2;
+    for (uint32_t i = platform::thread_in_block(); i < consumer.num_columns() * (S::kHeadDim / 2);
          i += Shape<S>::kConsumerThreads) {
         const uint64_t at = uint64_t{position} * (S::kHeadDim / 2) + i;
         consumer.shared().cosines[i] =
@@ -132,7 +135,12 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
         if (gives<S, Vector::kHeads>(product)) {
             finish_qkv(consumer, layer);
             consumer.meet_all();
-            if (!attend(consumer, layer, mem::load_plain(&rules->window), position)) return false;
+            const uint32_t window = mem::load_plain(&rules->window);
+            if constexpr (S::kColumns == 1) {
+                if (!attend(consumer, layer, window, position)) return false;
+            } else {
+                if (!attend_columns(consumer, layer, window, position)) return false;
+            }
         } else if (gives<S, Vector::kRouted>(product)) {
             if constexpr (S::kHasExperts) finish_router(consumer, layer);
         } else if (gives<S, Vector::kActs>(product)) {
@@ -151,7 +159,7 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
     return true;
 }
 
-// Runs the request, position after position. Called by all consumer warps.
+// Runs the request, token step after token step. Called by all consumer warps.
 template <class S>
 KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     ConsumerWarp<S> consumer(comm, task, shared);
@@ -172,14 +180,17 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     }
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
     if constexpr (S::kSamples) begin_text(consumer);
-    for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn; ++position) {
+    for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn;
+         position += consumer.num_columns()) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
         Best best = {0, -1, false};
-        consumer.weights().begin_token_step(wants_head(task, position));
+        consumer.begin_columns(position, columns_of<S>(task, position), token);
+        const uint32_t last = position + consumer.num_columns() - 1;
+        consumer.weights().begin_token_step(wants_head(task, last));
         if (!run_layers(consumer, position, token) ||
-            (wants_head(task, position) && !head(consumer, position, &best)) ||
-            !finish(consumer, position, best, &verdict)) {
+            (wants_head(task, last) && !head(consumer, position, &best)) ||
+            !finish(consumer, last, best, &verdict)) {
             break;
         }
     }
@@ -194,6 +205,10 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
                                                                   consumer.token_step());
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
                 &mailbox->exchanges, mem::load_plain(&shared.exchanges));
+            if constexpr (S::kColumns > 1) {
+                mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->uses,
+                                                                      word_of(consumer.uses()));
+            }
         }
     }
 }

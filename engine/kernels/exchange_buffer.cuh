@@ -27,6 +27,10 @@
 // In a kernel where nothing overlaps (S::kOverlaps is false), all blocks also meet behind every op
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
 //
+// A token step may run several positions, each in a column of its own (columns.cuh). A column has
+// slots of its own, and counts the token steps that use it. Its tags follow from that number: a word
+// of a column that a token step does not use stays as it is.
+//
 // The exchange buffer is zero before token step 0. The tag of that step is 1.
 #pragma once
 
@@ -168,7 +172,17 @@ struct Slots {
     // A uint32: the number of the last request in which a key or value was NaN, or 0. Only this
     // rank uses it.
     static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
-    static constexpr uint32_t kFloat4s = kBad + 1;
+    // The slots of column 1 and of those behind it, each like column 0's slots before
+    // kControlWords. They are kept for the most columns of any kernel, because all kernels share
+    // the buffer.
+    static constexpr uint32_t kFurther = kBad + 1;
+    static constexpr uint32_t kFloat4s = kFurther + (S::kMostColumns - 1) * kControlWords;
+
+    // Returns which slot a column has in place of column 0's slot `slot`.
+    KCCL_DECODE static uint32_t in_column(uint32_t slot, uint32_t column) {
+        if constexpr (S::kColumns == 1) return slot;
+        return column == 0 ? slot : kFurther + (column - 1) * kControlWords + slot;
+    }
 
     KCCL_DECODE static uint32_t residual(uint32_t module, uint32_t residual) {
         return kResiduals + (module * S::kNumResiduals + residual) * kVector;

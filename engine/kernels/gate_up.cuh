@@ -29,19 +29,22 @@ KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint3
 template <class M, class S, class ActOf>
 KCCL_DECODE void publish_acts(ConsumerWarp<S>& consumer, uint32_t layer, ActOf act_of) {
     const Cut tiles = M::tiles_of(consumer.block_in_group());
-    const float inverse = inverse_rms(consumer);
+    const Inverses<S> inverses(consumer);
     // Half of a tile's rows are rows of the gate, so a tile gives half as many values.
     constexpr uint32_t kFloat4s = kTileFloat4s / 2;
-    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kFloat4s, Shape<S>::kConsumerThreads); ++k) {
-        const uint32_t index4 = own_float4(consumer, k);
-        if (index4 >= tiles.num * kFloat4s) break;
-        const Float4 gate = total_of(consumer, index4 / kFloat4s, index4 % kFloat4s);
-        const Float4 up = total_of(consumer, index4 / kFloat4s, index4 % kFloat4s + kFloat4s);
-        const Float4 act =
-            act_of(tiles.first + index4 / kFloat4s, index4 % kFloat4s, gate, up, inverse);
-        const uint32_t feature = tiles.first * kFloat4s + index4;
+    constexpr uint32_t kMost = M::kMostTiles * kFloat4s;
+    for (uint32_t k = 0; k < kMostOwnRows<S, kMost>; ++k) {
+        const OwnRows rows = own_rows<kMost>(consumer, k);
+        if (are_behind(consumer, rows, tiles.num * kFloat4s)) break;
+        if (!has_rows(consumer, rows, tiles.num * kFloat4s)) continue;
+        const uint32_t tile = rows.index4 / kFloat4s, i = rows.index4 % kFloat4s;
+        const Float4 gate = total_of(consumer, tile, i, rows.column);
+        const Float4 up = total_of(consumer, tile, i + kFloat4s, rows.column);
+        const Float4 act = act_of(tiles.first + tile, i, gate, up, inverses.of(rows.column));
+        const uint32_t feature = tiles.first * kFloat4s + rows.index4;
         const uint32_t lane = consumer.first_lane() + feature / Slots<S>::kFfnFloat4s;
-        consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act);
+        consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act,
+                         rows.column);
     }
     consumer.end_op();
 }

@@ -23,37 +23,48 @@ KCCL_DECODE Best better(const Best& a, const Best& b) {
 }
 
 // Waits for the residuals of all ranks, and stages the mean over all of them, each normalised
-// first, as the head's vector. The residuals are read twice: first to sum up their squares, then to
-// add up the mean. Returns false if a wait failed.
-template <class M, class S>
-KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
+// first, as the head's vector, for NUM columns from `column` on. The residuals are read twice:
+// first to sum up their squares, then to add up the mean. Returns false if a wait failed.
+template <class M, uint32_t NUM, class S>
+KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer, uint32_t column) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
     const uint32_t first = first_float4<M>(consumer);
-    Float4 mean[kEach] = {};
+    Float4 mean[NUM * kEach] = {};
 #pragma unroll 1
     for (uint32_t sweep = 0; sweep < 2; ++sweep) {
 #pragma unroll 1
         for (uint32_t each = 0; each < S::kNumResiduals; ++each) {
-            Float4 float4s[kEach];
-            uint32_t slots[kEach], wanted = 0;
+            Float4 float4s[NUM * kEach];
+            uint32_t slots[NUM * kEach], wanted = 0;
             KCCL_UNROLL
-            for (uint32_t k = 0; k < kEach; ++k) {
-                const uint32_t i = consumer.thread() + k * platform::kWarpSize;
-                const bool is_there = i < M::kFloat4s && first + i < M::kColumns / 4;
+            for (uint32_t k = 0; k < NUM * kEach; ++k) {
+                const uint32_t i = consumer.thread() + k % kEach * platform::kWarpSize;
+                const bool is_there = i < M::kFloat4s && first + i < M::kColumns / 4 &&
+                                      is_used(consumer, column + k / kEach);
                 wanted |= is_there ? 1u << k : 0;
-                slots[k] =
-                    Slots<S>::residual(Shape<S>::kModules - 1, each) + (is_there ? first + i : 0);
+                slots[k] = Slots<S>::in_column(
+                    Slots<S>::residual(Shape<S>::kModules - 1, each) + (is_there ? first + i : 0),
+                    column + k / kEach);
             }
-            consumer.template await<ConsumerWarp<S>::kReach>(slots, wanted,
-                                                             tag_of(consumer.token_step()), float4s,
-                                                             1u << Shape<S>::rank_of(each));
+            consumer.template await<ConsumerWarp<S>::kReach>(
+                slots, wanted, consumer.template tags<kEach>(column), float4s,
+                1u << Shape<S>::rank_of(each));
             if (sweep == 0) {
-                store_squares(consumer, float4s, each);
+                KCCL_UNROLL
+                for (uint32_t i = 0; i < NUM; ++i) {
+                    if (!is_used(consumer, column + i)) break;
+                    store_squares<kEach>(consumer, float4s + i * kEach,
+                                         (column + i) * S::kNumResiduals + each);
+                }
                 continue;
             }
-            const float inverse = inverse_rms(consumer, each);
+            float inverse = 0;
             KCCL_UNROLL
-            for (uint32_t k = 0; k < kEach; ++k) {
+            for (uint32_t k = 0; k < NUM * kEach; ++k) {
+                if (k % kEach == 0) {
+                    if (!is_used(consumer, column + k / kEach)) break;
+                    inverse = inverse_rms(consumer, (column + k / kEach) * S::kNumResiduals + each);
+                }
                 KCCL_UNROLL
                 for (int j = 0; j < 4; ++j) mean[k].value[j] += float4s[k].value[j] * inverse;
             }
@@ -61,9 +72,9 @@ KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
         if (sweep == 0 && !consumer.meet()) return false;
     }
     KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t i = consumer.thread() + k * platform::kWarpSize;
-        if (i >= M::kFloat4s) continue;
+    for (uint32_t k = 0; k < NUM * kEach; ++k) {
+        const uint32_t i = consumer.thread() + k % kEach * platform::kWarpSize;
+        if (i >= M::kFloat4s || !is_used(consumer, column + k / kEach)) continue;
         const uint32_t at = first + i < M::kColumns / 4 ? first + i : 0;
         const Float4 weights = load_float4(consumer.task().norms,
                                            uint64_t{Shape<S>::kModules} * (S::kHidden / 4) + at);
@@ -71,14 +82,14 @@ KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
         for (int j = 0; j < 4; ++j) {
             mean[k].value[j] = mean[k].value[j] * weights.value[j] / S::kNumResiduals;
         }
-        stage<M>(consumer, i, mean[k]);
+        stage<M>(consumer, i, mean[k], column + k / kEach);
     }
     return true;
 }
 
 // Computes the logits of this block's rows, and stores them where the task wants them. *best
-// becomes the most likely token among the logits of this thread. Called by all consumer warps.
-// Returns false if a wait failed.
+// becomes the most likely token among this thread's logits of the last column. position: that of
+// column 0. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
 KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) {
     using Dims = Shape<S>;
@@ -89,12 +100,19 @@ KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) 
     constexpr bool kHasMean = S::kNumResiduals > S::kNumHeadParts;
     consumer.next_op();
     if constexpr (kHasMean) {
-        if (!stage_mean<M>(consumer)) return false;
+        constexpr uint32_t kNum = columns_at_once<S>(ceil_div(M::kFloat4s, platform::kWarpSize));
+        bool has_failed = false;
+        consumer.template for_columns<kNum>([&](uint32_t column) {
+            has_failed = has_failed || !stage_mean<M, kNum>(consumer, column);
+        });
+        if (has_failed) return false;
     } else {
         stage_residual<M>(consumer, Dims::kModules - 1, Dims::kModules, 0);
     }
     consumer.stamp(kKcclDecodeArrived);
-    float inverse = 1;
+    // 1 / the root of the mean square of each column's residual, unless the mean is multiplied.
+    float inverses[S::kColumns];
+    for (float& inverse : inverses) inverse = 1;
     for (uint32_t first = 0; first < tiles.num; first += Dims::kHeadTiles) {
         const uint32_t rest = tiles.num - first;
         const uint32_t num = rest < Dims::kHeadTiles ? rest : Dims::kHeadTiles;
@@ -103,24 +121,42 @@ KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) 
         consumer.stamp(kKcclDecodeMultiplied);
         if (!consumer.meet()) return false;
         consumer.stamp(kKcclDecodeMet);
-        if (!kHasMean && first == 0) inverse = inverse_rms(consumer);
-        for (uint32_t k = 0; k < ceil_div(Dims::kHeadTiles * kTileFloat4s, Dims::kConsumerThreads);
-             ++k) {
-            const uint32_t index4 = own_float4(consumer, k);
-            if (index4 >= num * kTileFloat4s) break;
-            Float4 total = total_of(consumer, index4 / kTileFloat4s, index4 % kTileFloat4s);
+        if (!kHasMean && first == 0) {
+            KCCL_UNROLL
+            for (uint32_t column = 0; column < S::kColumns; ++column) {
+                if (is_used(consumer, column)) {
+                    inverses[column] = inverse_rms(consumer, column * S::kNumResiduals);
+                }
+            }
+        }
+        constexpr uint32_t kMost = Dims::kHeadTiles * kTileFloat4s;
+        for (uint32_t k = 0; k < kMostOwnRows<S, kMost>; ++k) {
+            const OwnRows rows = own_rows<kMost>(consumer, k);
+            if (are_behind(consumer, rows, num * kTileFloat4s)) break;
+            if (!has_rows(consumer, rows, num * kTileFloat4s)) continue;
+            const uint32_t index4 = rows.index4, column = rows.column;
+            Float4 total = total_of(consumer, index4 / kTileFloat4s, index4 % kTileFloat4s, column);
             const uint32_t row = (tiles.first + first) * kTileFloat4s + index4;
+            // The array stays in registers, because its index is known at compile time.
+            float inverse = inverses[0];
+            KCCL_UNROLL
+            for (uint32_t c = 1; c < S::kColumns; ++c)
+                inverse = column == c ? inverses[c] : inverse;
+            const bool is_last = S::kColumns == 1 || column + 1 == consumer.num_columns();
             for (uint32_t i = 0; i < 4; ++i) {
                 total.value[i] *= inverse;
+                if (!is_last) continue;
                 const float score = total.value[i];
                 *best = better(*best, Best{score, static_cast<int32_t>(first_id + row * 4 + i),
                                            !is_finite(score)});
             }
             if constexpr (S::kSamples) {
-                mem::store_plain(reinterpret_cast<Float4*>(task.own_logits) + row, total);
+                if (is_last) {
+                    mem::store_plain(reinterpret_cast<Float4*>(task.own_logits) + row, total);
+                }
             }
             if (task.logits[0] == 0) continue;
-            const uint64_t at = uint64_t{position - task.start} * (S::kVocab / 4);
+            const uint64_t at = uint64_t{position + column - task.start} * (S::kVocab / 4);
             for (uint32_t rank = 0; rank < S::kWorldSize; ++rank) {
                 // The fences at the end of the token step (finish.cuh) order this plain store
                 // before the end of any rank's kernel.

@@ -14,20 +14,25 @@ namespace kccl::decode {
 template <class M, class S>
 KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
     using Dims = Shape<S>;
-    constexpr uint32_t kTotal = M::kFloat4s * M::kLanes;
+    constexpr uint32_t kOfColumn = M::kFloat4s * M::kLanes, kTotal = S::kColumns * kOfColumn;
     constexpr uint32_t sharers = [] {
         uint32_t n = 1;
         while (n < S::kKvSplits && 2 * n * kTotal <= platform::kWarpSize) n *= 2;
+        // With several columns, a thread waits for at most eight partial results at the same time.
+        while (S::kColumns > 1 && S::kKvSplits / n > 8) n *= 2;
         return n;
     }();
     constexpr uint32_t kMine = S::kKvSplits / sharers;
     constexpr uint32_t kAtOnce = platform::kWarpSize / sharers;
     const uint32_t sharer = consumer.thread() % sharers;
     const uint32_t first = first_float4<M>(consumer);
-    for (uint32_t start = 0; start < kTotal; start += kAtOnce) {
-        const uint32_t at = start + consumer.thread() / sharers;
+    const uint32_t total = consumer.num_columns() * kOfColumn;
+    for (uint32_t start = 0; start < total; start += kAtOnce) {
+        const OwnRows rows = rows_at<kOfColumn>(consumer, start + consumer.thread() / sharers);
+        const uint32_t at = rows.index4;
         const uint32_t lane = at / M::kFloat4s, column = first + at % M::kFloat4s;
-        const bool is_there = lane < M::kLanes && column < M::kColumns / 4;
+        const bool is_there =
+            lane < M::kLanes && column < M::kColumns / 4 && is_used(consumer, rows.column);
         const uint32_t head = is_there ? column / Dims::kHeadFloat4s : 0;
         const uint32_t base = is_there
                                   ? Slots<S>::partial(layer, consumer.first_lane() + lane, head) +
@@ -39,12 +44,13 @@ KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
         Float4 float4s[2 * kMine];
         KCCL_UNROLL
         for (uint32_t i = 0; i < kMine; ++i) {
-            const uint32_t partial = base + i * sharers * Dims::kPartialFloat4s;
+            const uint32_t partial =
+                Slots<S>::in_column(base + i * sharers * Dims::kPartialFloat4s, rows.column);
             slots[2 * i] = partial + column % Dims::kHeadFloat4s;
             slots[2 * i + 1] = partial + Dims::kHeadFloat4s;
         }
         consumer.template await<mem::Scope::kDevice>(slots, is_there ? ~0u : 0,
-                                                     tag_of(consumer.token_step()), float4s);
+                                                     consumer.tag(rows.column), float4s);
         Partial partials[kMine];
         KCCL_UNROLL
         for (uint32_t i = 0; i < kMine; ++i) {
@@ -53,7 +59,9 @@ KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
         }
         const Partial whole = merge_shared<sharers>(merge_all<kMine>(partials), consumer.thread());
         const Float4 four = is_there ? attended_by(with_sink<S>(whole, sink)) : Float4{};
-        if (sharer == 0 && at < kTotal) stage<M>(consumer, at, four);
+        if (sharer == 0 && has_rows(consumer, rows, kOfColumn)) {
+            stage<M>(consumer, at, four, rows.column);
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 // products share one loop's code.
 #pragma once
 
+#include "column_lanes.cuh"
 #include "consumer_warp.cuh"
 
 namespace kccl::decode {
@@ -88,14 +89,14 @@ class Multiplier {
     KCCL_DECODE Multiplier(ConsumerWarp<S>& consumer, const Steps& steps)
         : consumer_(consumer),
           steps_(steps),
-          lane_(1, 0),
+          lanes_(consumer.num_columns()),
           warp_(mem::forget_index(consumer.warp_index())),
           staged_(consumer.staged()),
           area_(reinterpret_cast<float*>(consumer.area(consumer.warp_index()))),
           left_(steps.each) {}
 
     // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
-    // [row tile][lane][row].
+    // [column][row tile][lane][row].
     KCCL_DECODE void run(const FirstStage<S>& first) {
         warp().sync();
         const auto even = [&](const Loaded& stage, uint32_t) { multiply_even(stage); };
@@ -126,6 +127,11 @@ class Multiplier {
 
   private:
     using Unit = Mma<typename F::Operand>;
+    using Lanes = ColumnLanes<F, S>;
+    // A multiplication takes kVectors columns; the others are multiplied in a second turn.
+    static constexpr uint32_t kTurns = Lanes::kTurns;
+    template <uint32_t TURN>
+    static constexpr uint32_t kOfTurn = TURN * Unit::kVectors * Shape<S>::kMostStaged;
     static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
     static constexpr uint32_t kEach = F::kStripTiles, kStrips = kAtOnce / kEach;
     // The output projection has the fewest steps.
@@ -158,17 +164,18 @@ class Multiplier {
     // thread has too few registers.
     template <bool IS_LATE = kHasScales<F>, int = 0>
     struct Stage {
-        KCCL_DECODE const typename Unit::Inputs& input(const typename Unit::Lane&,
-                                                       uint32_t i) const {
-            return inputs[i];
+        template <uint32_t TURN>
+        KCCL_DECODE const typename Unit::Inputs& input(const Lanes&, uint32_t i) const {
+            return inputs[TURN][i];
         }
         Strip<F> strips[kStrips];
-        typename Unit::Inputs inputs[kAtOnce];
+        typename Unit::Inputs inputs[kTurns][kAtOnce];
     };
     template <int I>
     struct Stage<true, I> {
-        KCCL_DECODE typename Unit::Inputs input(const typename Unit::Lane& lane, uint32_t i) const {
-            return lane.inputs(vector + i * kTileFloat4s);
+        template <uint32_t TURN>
+        KCCL_DECODE typename Unit::Inputs input(const Lanes& lanes, uint32_t i) const {
+            return lanes.template of<TURN>().inputs(vector + kOfTurn<TURN> + i * kTileFloat4s);
         }
         Strip<F> strips[kStrips];
         const StagedFloat4* vector;
@@ -220,7 +227,7 @@ class Multiplier {
         consumer_.weights().template await<F>(warp_);
         KCCL_UNROLL
         for (uint32_t i = 0; i < kStrips; ++i) {
-            loaded.strips[i] = consumer_.weights().template strip<F>(lane_, i);
+            loaded.strips[i] = consumer_.weights().template strip<F>(lanes_.template of<0>(), i);
         }
         load_inputs(loaded);
         consumer_.stamp_stage();
@@ -234,7 +241,16 @@ class Multiplier {
         } else {
             KCCL_UNROLL
             for (uint32_t i = 0; i < kAtOnce; ++i) {
-                loaded.inputs[i] = lane_.inputs(vector + i * kTileFloat4s);
+                loaded.inputs[0][i] = lanes_.template of<0>().inputs(vector + i * kTileFloat4s);
+            }
+            if constexpr (kTurns > 1) {
+                if (lanes_.has_second()) {
+                    KCCL_UNROLL
+                    for (uint32_t i = 0; i < kAtOnce; ++i) {
+                        loaded.inputs[1][i] =
+                            lanes_.template of<1>().inputs(vector + kOfTurn<1> + i * kTileFloat4s);
+                    }
+                }
             }
         }
         at_ += kAtOnce;
@@ -248,8 +264,19 @@ class Multiplier {
     // Multiplies strips of a stage from a step on.
     template <uint32_t NUM>
     KCCL_DECODE void multiply(const Loaded& loaded, uint32_t first) {
-        multiply_strips<F, NUM>(sums_, loaded.strips + first / kEach,
-                                [&](uint32_t i) { return loaded.input(lane_, first + i); });
+        multiply_strips<F, NUM>(sums_[0], loaded.strips + first / kEach, [&](uint32_t i) {
+            return loaded.template input<0>(lanes_, first + i);
+        });
+        multiply_second<NUM>(loaded, first);
+    }
+    template <uint32_t NUM>
+    KCCL_DECODE void multiply_second(const Loaded& loaded, uint32_t first) {
+        if constexpr (kTurns > 1) {
+            if (!lanes_.has_second()) return;
+            multiply_strips<F, NUM>(sums_[1], loaded.strips + first / kEach, [&](uint32_t i) {
+                return loaded.template input<1>(lanes_, first + i);
+            });
+        }
     }
 
     // All steps of the stage are of one row tile and lane.
@@ -286,10 +313,12 @@ class Multiplier {
         constexpr uint32_t kNum = least_of(kStrips - FIRST, kMostStrips);
         // All products come before the first branch, so that none waits for another strip's.
         const Chains<F, kNum> chains(loaded.strips + FIRST, [&](uint32_t i) {
-            return loaded.input(lane_, FIRST * kEach + i);
+            return loaded.template input<0>(lanes_, FIRST * kEach + i);
         });
-        for_strips<FIRST, kNum>(
-            num, [&](uint32_t i) { chains.add(sums_, loaded.strips[i], i - FIRST); });
+        for_strips<FIRST, kNum>(num, [&](uint32_t i) {
+            chains.add(sums_[0], loaded.strips[i], i - FIRST);
+            multiply_second<1>(loaded, i * kEach);
+        });
         if constexpr (FIRST + kNum < kStrips) {
             if ((FIRST + kNum) * kEach < num) multiply_part<FIRST + kNum>(loaded, num);
         }
@@ -310,23 +339,38 @@ class Multiplier {
 
     // Stores the sums of a row tile and lane, and begins the next one.
     KCCL_DECODE void store() {
-        lane_.totals(sums_, [&](uint32_t row, uint32_t vector, float sum) {
-            if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
-        });
+        store_turn<0>();
+        if constexpr (kTurns > 1) {
+            if (lanes_.has_second()) store_turn<1>();
+        }
         area_ += kTileRows;
-        sums_ = {};
         left_ = steps_.each;
     }
+    template <uint32_t TURN>
+    KCCL_DECODE void store_turn() {
+        constexpr uint32_t kNum = least_of(S::kColumns - TURN * Unit::kVectors, Unit::kVectors);
+        lanes_.template of<TURN>().totals(
+            sums_[TURN], [&](uint32_t row, uint32_t vector, float sum) {
+                if constexpr (S::kColumns == 1) {
+                    if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
+                } else if (vector < kNum && row < kTileRows) {
+                    const uint32_t column = TURN * Unit::kVectors + vector;
+                    mem::store_plain(area_ + column * kTileFloatsOfColumn + row, sum);
+                }
+            });
+        sums_[TURN] = {};
+    }
+    static constexpr uint32_t kTileFloatsOfColumn = Shape<S>::kMostSums * 4;
 
     ConsumerWarp<S>& consumer_;
     const Steps steps_;
-    const typename Unit::Lane lane_;
+    const Lanes lanes_;
     const uint32_t warp_;
     const StagedFloat4* const staged_;
     float* area_;
     uint32_t at_ = 0;  // the next step's number within all lanes
     uint32_t left_;    // steps of this row tile and lane
-    typename SumsOf<F>::Type sums_ = {};
+    typename SumsOf<F>::Type sums_[kTurns] = {};
 };
 
 // Multiplies one product of the block, in format F: see Multiplier::run(). Called by all threads of
@@ -344,28 +388,5 @@ struct Multiply {
     const Steps& steps;
     const FirstStage<S>& first;
 };
-
-// ---- Rows ---------------------------------------------------------------------------------------
-
-// Returns the k-th float4 of a block's rows that this thread finishes; it may lie behind the last
-// one. Neighbouring float4s belong to different warps, so that all warps have some.
-template <class S>
-KCCL_DECODE uint32_t own_float4(const ConsumerWarp<S>& consumer, uint32_t k) {
-    return (k * platform::kWarpSize + consumer.thread()) * S::kWarps + consumer.warp_index();
-}
-
-// Returns the sums of all warps, added in their order, for four rows: float4 `index4` of row tile
-// and lane `tile`.
-template <class S>
-KCCL_DECODE Float4 total_of(ConsumerWarp<S>& consumer, uint32_t tile, uint32_t index4) {
-    Float4 total = {};
-    KCCL_UNROLL
-    for (uint32_t each = 0; each < S::kWarps; ++each) {
-        const Float4 part = mem::load_plain(consumer.area(each) + tile * kTileFloat4s + index4);
-        KCCL_UNROLL
-        for (int i = 0; i < 4; ++i) total.value[i] += part.value[i];
-    }
-    return total;
-}
 
 }  // namespace kccl::decode

@@ -18,12 +18,16 @@ KCCL_DECODE Float4 as_message(const Float4& four) {
     return sent;
 }
 
-// Returns float4 `index4` of the block's rows for one lane, summed over all warps. lane: counted in
-// the lane group.
+// The most float4s of the residual that a block has.
 template <class S>
-KCCL_DECODE Float4 own_total(ConsumerWarp<S>& consumer, uint32_t index4, uint32_t lane) {
-    return total_of(consumer, index4 / kTileFloat4s * Shape<S>::kLanesPerGroup + lane,
-                    index4 % kTileFloat4s);
+constexpr uint32_t kMostOfResidual = Shape<S>::Out::kMostTiles * kTileFloat4s;
+
+// Returns a float4 of the block's rows for one lane, summed over all warps. lane: counted in the
+// lane group.
+template <class S>
+KCCL_DECODE Float4 own_total(ConsumerWarp<S>& consumer, const OwnRows& rows, uint32_t lane) {
+    return total_of(consumer, rows.index4 / kTileFloat4s * Shape<S>::kLanesPerGroup + lane,
+                    rows.index4 % kTileFloat4s, rows.column);
 }
 
 // Adds a lane's part to *total, the sum over the lanes before it. The first lane's part replaces
@@ -36,9 +40,9 @@ KCCL_DECODE void add_lane(Float4* total, const Float4& part, bool is_first) {
 }
 
 // Returns the sum of all lanes' messages (outputs) of a module, from the first lane to the last,
-// for this thread's k-th float4 (own_float4) of the block's rows. Called where all lanes belong to
-// this block's lane group, so that no other block is asked. `num`: how many float4s the block has.
-// Called by all threads of the warp.
+// for this thread's k-th float4 (own_rows) of the block's rows. Called where all lanes belong to
+// this block's lane group, so that no other block is asked. `num`: how many float4s of a column the
+// block has. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num) {
     // kSharers neighbouring threads share a float4. Each of them has one lane.
@@ -54,11 +58,13 @@ KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num)
 #pragma unroll 1
     for (uint32_t first = 0; first < platform::kWarpSize; first += kAtOnce) {
         const uint32_t before = k * platform::kWarpSize + first;
-        if (before * S::kWarps + consumer.warp_index() >= num) break;
-        const uint32_t index4 = (before + thread / kSharers) * S::kWarps + consumer.warp_index();
+        const uint32_t end = S::kColumns == 1 ? num : consumer.num_columns() * kMostOfResidual<S>;
+        if (before * S::kWarps + consumer.warp_index() >= end) break;
+        const OwnRows rows = rows_at<kMostOfResidual<S>>(
+            consumer, (before + thread / kSharers) * S::kWarps + consumer.warp_index());
         Float4 part = {};
-        if (index4 < num && lane < S::kNumLanes) {
-            part = as_message<S>(own_total(consumer, index4, lane));
+        if (has_rows(consumer, rows, num) && lane < S::kNumLanes) {
+            part = as_message<S>(own_total(consumer, rows, lane));
         }
         Float4 total = {};
         KCCL_UNROLL
@@ -74,27 +80,29 @@ KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num)
 
 // Returns the sum of all lanes' messages (outputs) of a module for a float4, where other ranks or
 // lane groups have lanes as well. Sends the messages of this block's lanes to all ranks, and waits
-// for those of other lanes. index4, row: the float4's number among the block's rows, and in the
+// for those of other lanes. rows, row: the float4 among the block's rows, and its number in the
 // residual. is_there: whether the thread has such a float4.
 template <class S>
-KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, uint32_t index4,
+KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, const OwnRows& rows,
                                   uint32_t row, bool is_there) {
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
-    const uint32_t first = consumer.first_lane(), tag = tag_of(consumer.token_step());
+    const uint32_t first = consumer.first_lane(), tag = consumer.tag(rows.column);
     Float4 own[kLanes];
     KCCL_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i) {
         own[i] = Float4{};
         if (!is_there) continue;
-        own[i] = as_message<S>(own_total(consumer, index4, i));
-        consumer.publish_to_all(Slots<S>::message(module, first + i) + row, own[i], tag);
+        own[i] = as_message<S>(own_total(consumer, rows, i));
+        consumer.publish_to_all(
+            Slots<S>::in_column(Slots<S>::message(module, first + i) + row, rows.column), own[i],
+            tag);
     }
     Float4 float4s[S::kNumLanes];
     uint32_t slots[S::kNumLanes], wanted = 0;
     KCCL_UNROLL
     for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
         wanted |= is_there && lane - first >= kLanes ? 1u << lane : 0;
-        slots[lane] = Slots<S>::message(module, lane) + row;
+        slots[lane] = Slots<S>::in_column(Slots<S>::message(module, lane) + row, rows.column);
     }
     consumer.template await<ConsumerWarp<S>::kReach>(slots, wanted, tag, float4s,
                                                      (1u << S::kWorldSize) - 1);
@@ -126,15 +134,15 @@ KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, con
     if (receives) consumer.await_landed();
     KCCL_UNROLL
     for (uint32_t k = 0; k < Shape<S>::kOwnFloat4s; ++k) {
-        const uint32_t index4 = own_float4(consumer, k);
-        const bool is_there = index4 < tiles.num * kTileFloat4s;
-        const uint32_t row = tiles.first * kTileFloat4s + index4;
+        const OwnRows rows = own_rows<kMostOfResidual<S>>(consumer, k);
+        const bool is_there = has_rows(consumer, rows, tiles.num * kTileFloat4s);
+        const uint32_t row = tiles.first * kTileFloat4s + rows.index4;
         Float4& x = consumer.residual[k];
         Float4 own = {};
         if (is_blocking) {
             Float4 total;
             if constexpr (kHasOthers) {
-                total = sum_over_ranks(consumer, module, index4, row, is_there);
+                total = sum_over_ranks(consumer, module, rows, row, is_there);
             } else {
                 total = sum_here(consumer, k, tiles.num * kTileFloat4s);
             }
@@ -142,28 +150,30 @@ KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, con
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) x.value[i] += total.value[i];
         } else if (is_there) {
-            own = own_total(consumer, index4, 0);
+            own = own_total(consumer, rows, 0);
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) x.value[i] += rule.own_scale * own.value[i];
             if (receives) {
-                const Float4 landed = mem::load_plain(&consumer.shared().landed[index4]);
+                const Float4 landed = mem::load_plain(
+                    &consumer.shared().landed[rows.column * kMostOfResidual<S> + rows.index4]);
                 KCCL_UNROLL
                 for (int i = 0; i < 4; ++i) x.value[i] += landed.value[i];
             }
         }
         if (!is_there) continue;
         const uint32_t slot = Slots<S>::residual(module, consumer.residual_index()) + row;
-        const uint32_t tag = tag_of(consumer.token_step());
+        const uint32_t tag = consumer.tag(rows.column);
         if (is_last && S::kNumResiduals > S::kNumHeadParts) {
-            consumer.publish_to_all(slot, x, tag);
+            consumer.publish_to_all(Slots<S>::in_column(slot, rows.column), x, tag);
         } else {
-            consumer.publish(slot, x);
+            consumer.publish(slot, x, rows.column);
         }
         // The message comes after the residual, because other lanes need it later than this lane
         // needs its residual.
         if (kHasOthers && !is_blocking && rule.sends != 0) {
-            consumer.publish_to_all(Slots<S>::message(module, consumer.first_lane()) + row,
-                                    as_message<S>(own), tag);
+            const uint32_t sent = Slots<S>::message(module, consumer.first_lane()) + row;
+            consumer.publish_to_all(Slots<S>::in_column(sent, rows.column), as_message<S>(own),
+                                    tag);
         }
     }
     if (receives) consumer.let_landed_go();

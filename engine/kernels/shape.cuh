@@ -270,10 +270,10 @@ struct Shape : S {
     static constexpr uint32_t kMostSums = most_sums();
 
     // kConsumerThreads: the threads of a block's consumer warps, which multiply. kOwnFloat4s: how
-    // many float4s of the residual each of them keeps in registers.
+    // many float4s of the columns' residuals each of them keeps in registers.
     static constexpr uint32_t kConsumerThreads = S::kWarps * platform::kWarpSize;
     static constexpr uint32_t kOwnFloat4s =
-        ceil_div(Out::kMostTiles * kTileFloat4s, kConsumerThreads);
+        ceil_div(S::kColumns * Out::kMostTiles * kTileFloat4s, kConsumerThreads);
 
     // packed_before() returns the size of a layer's packed tiles of the blocks of a lane group that
     // come before block_in_group. packed_by() returns the size of those of block_in_group itself.

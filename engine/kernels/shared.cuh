@@ -18,17 +18,19 @@ constexpr uint32_t kMaskWords =
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
 struct Beside : SharedChoice<S> {
-    // Each warp's part of the vector that it multiplies, split for the matrix unit.
-    StagedFloat4 staged[S::kWarps][Shape<S>::kMostStaged];
-    // [op % 2][warp]: the warp's sums of an op, or its memory for attention (KvStrandArea).
-    Float4 area[2][S::kWarps][Shape<S>::kMostSums];
-    // [KV strand][query head]: partial results of attention, each the float4s of a head, then
-    // {maximum, weight, -, -}.
-    Float4 partials[Shape<S>::kKvStrandsPerSplit][Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
-    // [query head]: the partial results of the position's attention to itself.
-    Float4 own[Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
-    // [op % 2][warp][residual]: the sum of squares of the warp's part of a residual.
-    float squares[2][S::kWarps][S::kNumResiduals];
+    // Each warp's part of the vectors that it multiplies, column by column, split for the matrix
+    // unit.
+    StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];
+    // [op % 2][warp]: the warp's sums of an op, column by column, or its memory for attention
+    // (KvStrandArea).
+    Float4 area[2][S::kWarps][S::kColumns * Shape<S>::kMostSums];
+    // [KV strand][query]: partial results of attention, each the float4s of a head, then
+    // {maximum, weight, -, -}. The queries are the query heads of each column.
+    Float4 partials[Shape<S>::kKvStrandsPerSplit][Columns<S>::kQueries][Shape<S>::kPartialFloat4s];
+    // [query]: the partial results of each position's attention to itself.
+    Float4 own[S::kColumns * Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
+    // [op % 2][warp][column][residual]: the sum of squares of the warp's part of a residual.
+    float squares[2][S::kWarps][S::kColumns * S::kNumResiduals];
     // Used at the end of a token step (finish.cuh): each warp's most likely token, and the
     // combination of its share of all blocks' control words.
     ControlWord best[S::kWarps];
@@ -42,11 +44,12 @@ struct Beside : SharedChoice<S> {
     // hides.
     Layer layers[S::kNumLayers];
     uint32_t exchanges;  // the number of the next exchange of sampling
-    // The rows of RoPE's tables for the token step's position.
-    float cosines[S::kHeadDim / 2];
-    float sines[S::kHeadDim / 2];
-    // The sums of other lanes' messages for the block's rows of the residual: collect.cuh.
-    Float4 landed[Shape<S>::Out::kMostTiles * kTileFloat4s];
+    // [column]: the rows of RoPE's tables for the token step's positions.
+    float cosines[S::kColumns * S::kHeadDim / 2];
+    float sines[S::kColumns * S::kHeadDim / 2];
+    // [column]: the sums of other lanes' messages for the block's rows of the residual:
+    // collect.cuh.
+    Float4 landed[S::kColumns * Shape<S>::Out::kMostTiles * kTileFloat4s];
     // Ends a phase when the collecting warp has written `landed`.
     mem::CopyBarrier has_landed;
     // Ends a phase when the consumer warps have read `landed`; where nothing overlaps, when they

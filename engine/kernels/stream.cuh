@@ -90,9 +90,12 @@ KCCL_DECODE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         if constexpr (S::kTraces) trace.ask();
         return true;
     };
-    for (uint32_t position = task.start;; ++position) {
+    uint32_t num_columns = 1;
+    for (uint32_t position = task.start;; position += num_columns) {
+        num_columns = columns_of<S>(task, position);
         from = begin;
-        if (!for_each_stage<S>(block, wants_head(task, position), push)) break;
+        const bool has_head = wants_head(task, position + num_columns - 1);
+        if (!for_each_stage<S>(block, has_head, push)) break;
         if constexpr (S::kTraces) trace.end_token_step();
     }
     producer.drain();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "math.cuh"
-#include "product.cuh"
+#include "own_rows.cuh"
 
 namespace kccl::decode {
 
@@ -21,16 +21,17 @@ KCCL_DECODE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
     return consumer.warp_index() * M::kFloat4s;
 }
 
-// Stages float4 i of this warp's part of a vector: splits each number into two of type T, which the
+// Stages float4 i of this warp's part of a column's vector: splits each number into two of type T, which the
 // matrix unit multiplies, and stores them in shared memory, in each of the vector's copies
 // (Matrix::kCopies).
 template <class M, class T = typename M::Format::Operand, class S>
-KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four) {
+KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four,
+                       uint32_t column = 0) {
     const StagedFloat4 staged = split<T>(four);
     KCCL_UNROLL
     for (uint32_t copy = 0; copy < M::kCopies; ++copy) {
         const uint32_t at = copy * M::kAllSteps * kTileFloat4s + i;
-        if (M::kIsEven || at < M::kStaged) consumer.staged()[at] = staged;
+        if (M::kIsEven || at < M::kStaged) consumer.staged(column)[at] = staged;
     }
 }
 
@@ -43,10 +44,11 @@ KCCL_DECODE Float4 load_float4(uint64_t array, uint64_t index4) {
     return platform::bit_cast<Float4>(lines);
 }
 
-// Adds up the squares of this warp's part of residual i, and stores the sum in shared memory for
-// inverse_rms(). Called by all threads of the warp.
-template <class S, uint32_t N>
-KCCL_DECODE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s)[N], uint32_t i) {
+// Adds up the squares of this warp's part of residual i, of which the thread has N float4s, and
+// stores the sum in shared memory for inverse_rms(). Called by all threads of the warp. Residuals
+// are counted over all columns.
+template <uint32_t N, class S>
+KCCL_DECODE void store_squares(ConsumerWarp<S>& consumer, const Float4* float4s, uint32_t i) {
     float squares = 0;
     KCCL_UNROLL
     for (uint32_t k = 0; k < N; ++k) {
@@ -71,47 +73,72 @@ KCCL_DECODE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
     }
 }
 
-// Waits for this warp's part of the residual after module `module`, and stages it, multiplied by
-// the weights of norm number `norm`. If `module` is negative, the residual is the embedding of the
-// id `token`, and nothing is waited for. Also stores the sum of its squares (store_squares).
+// Tells whether the token step uses a column. Where there is one column, nothing asks.
+template <class S>
+KCCL_DECODE bool is_used(const ConsumerWarp<S>& consumer, uint32_t column) {
+    return S::kColumns == 1 || column < consumer.num_columns();
+}
+
+// Waits for this warp's part of each column's residual after module `module`, and stages it,
+// multiplied by the weights of norm number `norm`. If `module` is negative, the residual is the
+// embedding of the column's id, in column 0 `token`, and nothing is waited for. Also stores the sum
+// of its squares (store_squares).
 template <class M, class T = typename M::Format::Operand, class S>
 KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
                                 int32_t token) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
+    constexpr uint32_t kNum = columns_at_once<S>(kEach);
     const uint32_t first = first_float4<M>(consumer);
-    Float4 weights[kEach], float4s[kEach];
-    uint32_t slots[kEach], wanted = 0;
+    Float4 weights[kEach];
+    uint32_t rows[kEach], wanted = 0;
     const uint32_t base = Slots<S>::residual(module < 0 ? 0 : module, consumer.residual_index());
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
         const uint32_t i = consumer.thread() + k * platform::kWarpSize;
         const bool is_there = i < M::kFloat4s && first + i < M::kColumns / 4;
         wanted |= is_there ? 1u << k : 0;
-        slots[k] = is_there ? first + i : 0;
+        rows[k] = is_there ? first + i : 0;
         weights[k] =
-            load_float4(consumer.task().norms, uint64_t{norm} * (S::kHidden / 4) + slots[k]);
+            load_float4(consumer.task().norms, uint64_t{norm} * (S::kHidden / 4) + rows[k]);
     }
-    if (module < 0) {
-        KCCL_UNROLL
-        for (uint32_t k = 0; k < kEach; ++k) {
-            float4s[k] =
-                (wanted >> k & 1u) != 0 ? embedded<S>(consumer.task(), token, slots[k]) : Float4{};
+    consumer.template for_columns<kNum>([&](uint32_t column) {
+        const uint32_t all = consumer.template wanted_of<kEach, kNum>(wanted, column);
+        Float4 float4s[kNum * kEach];
+        if (module < 0) {
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < kNum * kEach; ++k) {
+                float4s[k] =
+                    (all >> k & 1u) != 0
+                        ? embedded<S>(consumer.task(), consumer.id_of(token, column + k / kEach),
+                                      rows[k % kEach])
+                        : Float4{};
+            }
+        } else {
+            uint32_t slots[kNum * kEach];
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < kNum * kEach; ++k) {
+                slots[k] = Slots<S>::in_column(rows[k % kEach] + base, column + k / kEach);
+            }
+            consumer.template await<mem::Scope::kDevice>(
+                slots, all, consumer.template tags<kEach>(column), float4s);
         }
-    } else {
         KCCL_UNROLL
-        for (uint32_t k = 0; k < kEach; ++k) slots[k] += base;
-        consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
-                                                     float4s);
-    }
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t i = consumer.thread() + k * platform::kWarpSize;
-        Float4 scaled;
+        for (uint32_t k = 0; k < kNum * kEach; ++k) {
+            const uint32_t i = consumer.thread() + k % kEach * platform::kWarpSize;
+            const Float4& weight = weights[k % kEach];
+            Float4 scaled;
+            KCCL_UNROLL
+            for (int j = 0; j < 4; ++j) scaled.value[j] = float4s[k].value[j] * weight.value[j];
+            if (i < M::kFloat4s && is_used(consumer, column + k / kEach)) {
+                stage<M, T>(consumer, i, scaled, column + k / kEach);
+            }
+        }
         KCCL_UNROLL
-        for (int j = 0; j < 4; ++j) scaled.value[j] = float4s[k].value[j] * weights[k].value[j];
-        if (i < M::kFloat4s) stage<M, T>(consumer, i, scaled);
-    }
-    store_squares(consumer, float4s, 0);
+        for (uint32_t i = 0; i < kNum; ++i) {
+            if (!is_used(consumer, column + i)) break;
+            store_squares<kEach>(consumer, float4s + i * kEach, (column + i) * S::kNumResiduals);
+        }
+    });
 }
 
 // Calls stage_residual() for a product in format F that has the columns of M. with_format() picks
@@ -141,30 +168,57 @@ KCCL_DECODE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
     return reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps);
 }
 
-// Waits for this warp's part of the vector of each of the lane group's lanes, and stages these
-// parts. Float4 i of a lane's vector has slot slot_of(lane) + i of the exchange buffer. slot_of()
-// takes the lane's number over all ranks.
+// Returns inverse_rms() of the lane group's residual, column by column.
+template <class S>
+class Inverses {
+  public:
+    KCCL_DECODE explicit Inverses(ConsumerWarp<S>& consumer)
+        : consumer_(consumer), only_(S::kColumns == 1 ? inverse_rms(consumer) : 0) {}
+    KCCL_DECODE float of(uint32_t column) const {
+        if constexpr (S::kColumns == 1) return only_;
+        return inverse_rms(consumer_, column * S::kNumResiduals);
+    }
+
+  private:
+    ConsumerWarp<S>& consumer_;
+    const float only_;
+};
+
+// Waits for this warp's part of the vector of each of the lane group's lanes, in each column, and
+// stages these parts. Float4 i of a lane's vector has slot slot_of(lane) + i of the exchange
+// buffer. slot_of() takes the lane's number over all ranks.
 template <class M, class S, class SlotOf>
 KCCL_DECODE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s * M::kLanes, platform::kWarpSize);
+    constexpr uint32_t kNum = columns_at_once<S>(kEach);
     const uint32_t first = first_float4<M>(consumer);
-    Float4 float4s[kEach];
-    uint32_t slots[kEach], wanted = 0;
+    uint32_t rows[kEach], wanted = 0;
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
         const uint32_t at = consumer.thread() + k * platform::kWarpSize;
         const uint32_t lane = at / M::kFloat4s, i = at % M::kFloat4s;
         const bool is_there = lane < M::kLanes && first + i < M::kColumns / 4;
         wanted |= is_there ? 1u << k : 0;
-        slots[k] = is_there ? slot_of(consumer.first_lane() + lane) + first + i : 0;
+        rows[k] = is_there ? slot_of(consumer.first_lane() + lane) + first + i : 0;
     }
-    consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
-                                                 float4s);
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
-        if (at < M::kFloat4s * M::kLanes) stage<M>(consumer, at, float4s[k]);
-    }
+    consumer.template for_columns<kNum>([&](uint32_t column) {
+        Float4 float4s[kNum * kEach];
+        uint32_t slots[kNum * kEach];
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kNum * kEach; ++k) {
+            slots[k] = Slots<S>::in_column(rows[k % kEach], column + k / kEach);
+        }
+        consumer.template await<mem::Scope::kDevice>(
+            slots, consumer.template wanted_of<kEach, kNum>(wanted, column),
+            consumer.template tags<kEach>(column), float4s);
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kNum * kEach; ++k) {
+            const uint32_t at = consumer.thread() + k % kEach * platform::kWarpSize;
+            if (at < M::kFloat4s * M::kLanes && is_used(consumer, column + k / kEach)) {
+                stage<M>(consumer, at, float4s[k], column + k / kEach);
+            }
+        }
+    });
 }
 
 }  // namespace kccl::decode

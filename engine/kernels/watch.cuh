@@ -6,7 +6,7 @@
 // no producer warp, and another warp does nothing but watch.
 #pragma once
 
-#include "exchange_buffer.cuh"
+#include "columns.cuh"
 
 namespace kccl::decode {
 
@@ -36,13 +36,13 @@ class Waiter {
     KCCL_DECODE void fail() { has_failed_ = true; }
 
     // Waits until the float4 at slots[i], for each i whose bit is set in `wanted`, has the tag
-    // `tag` (exchange_buffer.cuh). float4s[i] becomes this float4; the others become zero. A thread
+    // `tag` (exchange_buffer.cuh), or tag_at(tag, i). float4s[i] becomes this float4; the others become zero. A thread
     // may want none. ranks: the ranks that publish them, a bit each, for the report of a failed
     // wait. is_over(): tells whether nobody needs the float4s any more, which ends the wait. Then
     // all float4s become zero, as they do in a wait that fails and in all waits after it. SCOUTS:
     // whether one thread polls alone at first.
-    template <mem::Scope SCOPE, bool SCOUTS, int N, class IsOver>
-    KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
+    template <mem::Scope SCOPE, bool SCOUTS, int N, class Tag, class IsOver>
+    KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, Tag tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
                            IsOver is_over) {
         static_assert(N <= 32, "a bit for each float4");
@@ -62,7 +62,9 @@ class Waiter {
         const auto has_one_come = [&] {
             bool has_come = false;
             if (leads(warp())) {
-                has_come = (without_tag(mem::load_packet<SCOPE>(buffer + slots[0]), tag) & 1u) == 0;
+                has_come =
+                    (without_tag(mem::load_packet<SCOPE>(buffer + slots[0]), tag_at(tag, 0)) &
+                     1u) == 0;
             }
             return platform::warp_any(has_come);
         };
@@ -78,7 +80,7 @@ class Waiter {
             uint32_t wrong = 0;
             KCCL_UNROLL
             for (int i = 0; i < N; ++i) {
-                if ((wanted >> i & 1u) != 0) wrong |= without_tag(packets[i], tag);
+                if ((wanted >> i & 1u) != 0) wrong |= without_tag(packets[i], tag_at(tag, i));
             }
             return (wrong & 1u) == 0;
         };

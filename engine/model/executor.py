@@ -212,6 +212,11 @@ class Executor(Protocol):
             kccl.Error: A rank was lost, or did not come.
         """
 
+    def prepare_scoring(self) -> None:
+        """Compiles and loads the kernel that start_scoring() needs. As with prepare(), all ranks of
+        a process must call it before the first of them calls start_scoring().
+        """
+
     def start_scoring(
         self,
         ids: Sequence[int],

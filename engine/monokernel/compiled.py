@@ -52,21 +52,28 @@ class Kernels:
         self._launcher, self._arena = launcher, arena
         self._context = context
         self._numbers = arena.allocate(loading.SIZES_BYTES)
-        # (variant, samples, overlaps) -> compiled module.
-        self._known: dict[tuple[Variant, bool, bool], Compiled] = {}
+        # (variant, samples, overlaps, columns) -> compiled module.
+        self._known: dict[tuple[Variant, bool, bool, int], Compiled] = {}
         self.usual = self.get()
 
-    def has(self, variant: Variant, *, samples: bool, overlaps: bool) -> bool:
+    def has(
+        self, variant: Variant, *, samples: bool = False, overlaps: bool = True, columns: int = 1
+    ) -> bool:
         """Tells whether get() would find the kernels compiled."""
-        return (variant, samples, overlaps) in self._known
+        return (variant, samples, overlaps, columns) in self._known
 
     def get(
-        self, variant: Variant = USUAL, *, samples: bool = False, overlaps: bool = True
+        self,
+        variant: Variant = USUAL,
+        *,
+        samples: bool = False,
+        overlaps: bool = True,
+        columns: int = 1,
     ) -> Compiled:
-        """Returns the kernels of a variant, and compiles them first if needed. `samples` and
-        `overlaps` are as in source_of().
+        """Returns the kernels of a variant, and compiles them first if needed. `samples`,
+        `overlaps` and `columns` are as in source_of().
         """
-        key = variant, samples, overlaps
+        key = variant, samples, overlaps, columns
         if key not in self._known:
             tuning = with_variant(self._program, self._tuning, variant)
             text = source_of(
@@ -78,9 +85,10 @@ class Kernels:
                 samples=samples,
                 traces=variant.traces,
                 overlaps=overlaps,
+                columns=columns,
             )
             names = kernels_of(tuning, traces=variant.traces)
-            if samples or not overlaps:
+            if samples or not overlaps or columns > 1:
                 names = ["decode", "describe"]
             module = self._launcher.compile(text, names)
             self._launcher.launch(module.kernel("describe"), self._numbers, grid=1, warps=1)

@@ -2,6 +2,7 @@
 
 import kccl
 
+from ..base.core import lib
 from ..model.experts import Experts
 from ..model.program import Program
 from .layout import TILE
@@ -9,6 +10,8 @@ from .shape import Tuning
 
 # Each has a thread in the warp that chooses (kernels/choose_experts.cuh).
 _MOST_CHOSEN = 32
+# The matrix unit of an NVIDIA GPU multiplies four vectors at a time, in at most two turns.
+MOST_COLUMNS = 2 * lib.kKcclDecodeVectors
 
 
 def check(program: Program, world_size: int, tuning: Tuning | None = None) -> None:
@@ -18,6 +21,8 @@ def check(program: Program, world_size: int, tuning: Tuning | None = None) -> No
         InvalidArgument: The monokernel cannot run the model; the text says why.
     """
     c = program.config
+    if tuning is not None and tuning.columns > 1:
+        _check_columns(program, tuning)
     if c.experts is None:
         for name, value, without in (
             ("has_sinks", c.has_sinks, False),
@@ -64,6 +69,19 @@ def check(program: Program, world_size: int, tuning: Tuning | None = None) -> No
             f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 8 for the "
             "monokernel"
         )
+
+
+def _check_columns(program: Program, tuning: Tuning) -> None:
+    if not 1 <= tuning.columns <= MOST_COLUMNS:
+        raise kccl.InvalidArgument(f"columns is {tuning.columns}, must be from 1 to {MOST_COLUMNS}")
+    for is_so, what in (
+        (program.config.experts is not None, "a mixture of experts"),
+        (tuning.weights_in_registers, "weights in registers, as on AMD's GPUs"),
+    ):
+        if is_so:
+            raise kccl.InvalidArgument(
+                f"columns is {tuning.columns}, must be 1 for {what}: a token step runs one position"
+            )
 
 
 def _check_experts(experts: Experts, tuning: Tuning | None) -> None:

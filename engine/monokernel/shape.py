@@ -47,6 +47,8 @@ class Tuning:
         weights_in_registers: Whether each consumer warp loads a stage of its weights ahead into
             registers. If not, a ring of stages is in block-shared memory. Only the ring uses
             `stages`, `in_flight` and `urgent_in_flight`.
+        columns: The most positions of a request that a token step runs, 1 to 8
+            (kernels/columns.cuh). Requests for logits run so many at a time, others one.
         chunk: The positions of a prompt that run at the same time: a multiple of 4, on AMD of 8. 1:
             the decode kernel runs prompts, and the fields chunk_* are not used.
         chunk_warps: The consumer warps of a block in prefill.
@@ -74,6 +76,7 @@ class Tuning:
     slow_rank: int = -1
     ablated: int = 0
     weights_in_registers: bool = False
+    columns: int = 1
     chunk: int = 1
     chunk_warps: int = 12
     chunk_others: int = 1

@@ -42,6 +42,7 @@ def source_of(
     samples: bool = False,
     traces: bool = False,
     overlaps: bool = True,
+    columns: int = 1,
 ) -> str:
     """Returns a translation unit with the kernels that kernels_of() names, for one shape.
 
@@ -57,12 +58,16 @@ def source_of(
         overlaps: Whether computing, copying and exchanging happen at the same time. If False, all
             blocks of all ranks wait for each other after each op, and a stage of weights is copied
             when all warps wait for it. The results have the same bits, and there is no prefill.
+        columns: The most positions that a token step of decode runs. With more than one there is no
+            prefill.
     """
     c = program.config
     lanes = c.num_lanes
     numbers = {
         "WorldSize": world_size,
         "Blocks": tuning.blocks,
+        "Columns": columns,
+        "MostColumns": tuning.columns,
         "Warps": tuning.warps,
         "Others": tuning.others,
         "MostStages": tuning.stages,
@@ -115,7 +120,7 @@ def source_of(
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
     ]
-    has_prefill = tuning.chunk > 1 and not samples and overlaps
+    has_prefill = tuning.chunk > 1 and not samples and overlaps and columns == 1
     prefill = _PREFILL if has_prefill else ""
     trace = _TRACE if traces else ""
     return f"""

@@ -9,6 +9,8 @@ from ..model.structs import rule_of
 
 TOKEN_BYTES: int = ffi.sizeof("KcclDecodeToken")
 MAILBOX_BYTES: int = ffi.sizeof("KcclDecodeMailbox")
+# kUsesBits in kernels/columns.cuh.
+_USES_BITS = 16
 NO_LOGITS = len(ffi.new("KcclDecodeTask *").logits) * (0,)
 
 
@@ -17,6 +19,24 @@ def new_task(copied: Any = None) -> Any:
     zero.
     """
     return ffi.new("KcclDecodeTask *") if copied is None else ffi.new("KcclDecodeTask *", copied[0])
+
+
+def split_off_prefill(task: Any, chunk: int, passes: int) -> Any:
+    """Returns the KcclDecodeTask that prefills all ids of `task` but the last, which `task` then
+    begins with. Returns None if there is none, or if a prompt runs one position at a time.
+
+    Args:
+        task: The request's KcclDecodeTask.
+        chunk: Tuning.chunk.
+        passes: How many chunks all earlier requests had.
+    """
+    first, last = task.start, task.num_ids - 1
+    if chunk == 1 or first == last:
+        return None
+    prefill = new_task(task)
+    task.start = prefill.num_ids = last
+    prefill.token_step = passes
+    return prefill
 
 
 def mailbox_at(address: int) -> Any:
@@ -33,6 +53,17 @@ def id_and_end(token: Any) -> tuple[int, int]:
     """Returns the id of a KcclDecodeToken, and its KcclEngineEnd."""
     end, token_id = divmod(token.id_and_end, 1 << lib.kKcclDecodeEndAt)
     return token_id, end
+
+
+def begin(task: Any, mailbox: Any) -> None:
+    """Makes `task` the next request behind those that `mailbox` has counted, without tokens."""
+    task.token_step, task.exchange = mailbox.token_steps, mailbox.exchanges
+    # Every token step uses column 0, but kernels with one column do not count that.
+    bits = task.token_step & 1 | (task.token_step >> 1 & 1) << _USES_BITS
+    task.uses = mailbox.uses & ~(1 | 1 << _USES_BITS) | bits
+    task.number += 1
+    task.max_tokens = task.only_reads = task.traced = 0
+    task.logits = NO_LOGITS
 
 
 def layers(program: Program) -> bytes:
