@@ -134,7 +134,7 @@ class DeviceExecutor:
                 self._copy_beginning(Place(0, self.num_slots - 1))
                 if self._tuning.chunk > 1:
                     self._grids.prefill(self._task)
-            self._launch_decode()
+            self._grids.decode(self._decoder, self._task)
             self.wait()
 
     # ---- requests --------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class DeviceExecutor:
             self._copy_beginning(place)
             if prefill is not None:
                 self._grids.prefill(prefill)
-            self._launch_decode()
+            self._grids.decode(self._decoder, self._task)
 
         if self._launcher.device is not None:
             launch()
@@ -276,7 +276,7 @@ class DeviceExecutor:
         def work() -> None:
             self._set_ids([0])
             self._task.max_tokens, self._task.only_reads = turns, 1
-            self._launch_decode()
+            self._grids.decode(self._decoder, self._task)
             self._launcher.wait()
 
         self._begin()
@@ -301,7 +301,7 @@ class DeviceExecutor:
             self._set_ids(ids, place)
             self._task.max_tokens, self._task.num_stop_ids = token_steps, 0
             recording.give_to(self._task)
-            self._launch_decode()
+            self._grids.decode(self._decoder, self._task)
             self._launcher.wait()
             self._comm.check()
             out.append(recording.read(self.program, self._comm.rank))
@@ -357,7 +357,7 @@ class DeviceExecutor:
         self._set_ids(ids, place)
         self._decoder = self._kernels.get(self._variant, columns=columns)
         self._task.logits = list(logits)
-        self._launch_decode()
+        self._grids.decode(self._decoder, self._task)
         self._launcher.wait()
         self._comm.check()
 
@@ -380,9 +380,6 @@ class DeviceExecutor:
         if place.source != place.slot:
             caches = self._loaded.caches
             self._grids.copy_cache(caches[place.slot], caches[place.source], place.num_cached)
-
-    def _launch_decode(self) -> None:
-        self._grids.decode(self._decoder, self._task)
 
     def _await(self, token: Any) -> Any:
         """Waits until the kernel has written `token`. Raises if the executor fails or is closed."""

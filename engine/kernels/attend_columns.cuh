@@ -55,7 +55,8 @@ class ColumnsAttention {
                 }
                 append_column(column);
             }
-            // The warp meets in stage_queries(), so all of its threads then find these keys and values.
+            // The warp meets in stage_queries(), so all of its threads then find these keys and
+            // values.
 #pragma unroll 1
             for (uint32_t first = 0; first < consumer_.num_columns(); first += kTogether) {
                 stage_queries(first);

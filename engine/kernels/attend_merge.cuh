@@ -1,9 +1,9 @@
-// The work items of attention, and what becomes of their partial results. A work item is one KV head
-// and one KV split. Block b of a lane group takes the work items b, b + kBlocksPerGroup, ... Each
-// KV split gives a partial result. With S::kMergesFirst, the blocks of a KV head exchange their
-// partial results, and each block merges its share of the head's elements. Without it, the output
-// projection merges them (out.cuh). A query is a query head of a column; each has results of its
-// own.
+// The work items of attention, and what becomes of their partial results. A work item is one KV
+// head and one KV split. Block b of a lane group takes the work items b, b + kBlocksPerGroup, ...
+// Each KV split gives a partial result. With S::kMergesFirst, the blocks of a KV head exchange
+// their partial results, and each block merges its share of the head's elements. Without it, the
+// output projection merges them (out.cuh). A query is a query head of a column; each has results of
+// its own.
 #pragma once
 
 #include "partials.cuh"

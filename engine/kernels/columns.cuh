@@ -1,6 +1,7 @@
-// Columns: a token step runs up to S::kColumns neighbouring positions of a request at the same time,
-// each in a column. All of them use the same weights, which are read once. Column 0 has the first
-// position. A token step uses the columns from 0 on, and all blocks of all ranks know how many.
+// Columns: a token step runs up to S::kColumns neighbouring positions of a request at the same
+// time, each in a column. All of them use the same weights, which are read once. Column 0 has the
+// first position. A token step uses the columns from 0 on, and all blocks of all ranks know how
+// many.
 //
 // The matrix unit multiplies several vectors by a tile, and a vector's sums do not depend on the
 // others. So the bits of a column depend neither on the other columns nor on their number.

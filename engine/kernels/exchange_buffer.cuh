@@ -28,8 +28,8 @@
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
 //
 // A token step may run several positions, each in a column of its own (columns.cuh). A column has
-// slots of its own, and counts the token steps that use it. Its tags follow from that number: a word
-// of a column that a token step does not use stays as it is.
+// slots of its own, and counts the token steps that use it. Its tags follow from that number: a
+// word of a column that a token step does not use stays as it is.
 //
 // The exchange buffer is zero before token step 0. The tag of that step is 1.
 #pragma once

@@ -21,9 +21,9 @@ KCCL_DECODE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
     return consumer.warp_index() * M::kFloat4s;
 }
 
-// Stages float4 i of this warp's part of a column's vector: splits each number into two of type T, which the
-// matrix unit multiplies, and stores them in shared memory, in each of the vector's copies
-// (Matrix::kCopies).
+// Stages float4 i of this warp's part of a column's vector: splits each number into two of type T,
+// which the matrix unit multiplies, and stores them in shared memory, in each of the vector's
+// copies (Matrix::kCopies).
 template <class M, class T = typename M::Format::Operand, class S>
 KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four,
                        uint32_t column = 0) {

@@ -36,11 +36,11 @@ class Waiter {
     KCCL_DECODE void fail() { has_failed_ = true; }
 
     // Waits until the float4 at slots[i], for each i whose bit is set in `wanted`, has the tag
-    // `tag` (exchange_buffer.cuh), or tag_at(tag, i). float4s[i] becomes this float4; the others become zero. A thread
-    // may want none. ranks: the ranks that publish them, a bit each, for the report of a failed
-    // wait. is_over(): tells whether nobody needs the float4s any more, which ends the wait. Then
-    // all float4s become zero, as they do in a wait that fails and in all waits after it. SCOUTS:
-    // whether one thread polls alone at first.
+    // `tag` (exchange_buffer.cuh), or tag_at(tag, i). float4s[i] becomes this float4; the others
+    // become zero. A thread may want none. ranks: the ranks that publish them, a bit each, for the
+    // report of a failed wait. is_over(): tells whether nobody needs the float4s any more, which
+    // ends the wait. Then all float4s become zero, as they do in a wait that fails and in all waits
+    // after it. SCOUTS: whether one thread polls alone at first.
     template <mem::Scope SCOPE, bool SCOUTS, int N, class Tag, class IsOver>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, Tag tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
