@@ -16,16 +16,19 @@ through the host's memory. Either all ranks or none must give all_to_all_single 
 PREMUL_SUM is kccl.premul_sum(), which refuses bool tensors and complex factors.
 
 A collective on the host with async_op=True runs beside the program, on a thread of its group, or
-within wait() if that comes first. A wrong argument is an error of wait() then. Until it has ended,
-do not call the group's communicator yourself. The calls of a group run one after another, in the
-order in which they were made.
+within wait() if that comes first. A wrong argument is an error of wait() then. The calls of a group
+run one after another, in the order in which they were made.
 
 Calls on a GPU are enqueued on the current stream. A group's collectives with async_op=True run on a
 stream of the process beside it, which waits for the current one; wait() makes the current stream
 wait for the call. Those of DistributedDataParallel so overlap with backward. With KCCL_STREAMS=1
 there is no such stream, with n there are n - 1, which groups share: so calls on the streams of the
-program, other than its current one, count besides. A capture must wait() for its own asynchronous
-calls.
+program, other than its current one, count besides. Groups that share a stream must begin their
+asynchronous calls in the same order on all ranks. A capture must wait() for its own asynchronous
+calls. If two threads capture at once, one captures such calls on its current stream.
+
+On the host and on a GPU, a direct call on a group's communicator() must follow wait() of the
+group's asynchronous calls.
 
 The calls of one communicator run one after another, even on different streams. But a CUDA graph
 with such calls must be replayed on the stream of the calls before and after it, and asynchronous

@@ -22,7 +22,7 @@ from ..ranks import job
 from ..start import join
 from .torch_errors import of_torch
 from .torch_messages import Messages
-from .torch_streams import give_stream, refuse_capture
+from .torch_streams import free_stream, give_stream, refuse_capture
 
 _POLL_S = 0.002  # between two polls of the store
 
@@ -130,6 +130,7 @@ class Communicators:
         """Closes all communicators of the group on this rank. Idempotent."""
         self.messages.close()
         for comm in self.of.values():
+            free_stream(comm)
             comm.close()
 
     def fail(self) -> None:

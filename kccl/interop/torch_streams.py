@@ -4,11 +4,15 @@ the program's.
 The process has KCCL_STREAMS - 1 streams of its own on a GPU, which its communicators share. So with
 the program's stream no more streams have calls than fit on a GPU beside each other. If KCCL_STREAMS
 is 1, asynchronous calls run on the program's stream.
+
+One capture into a CUDA graph at a time uses a stream of the process. Asynchronous calls that
+another thread captures meanwhile run on that thread's current stream.
 """
 
-import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,21 +20,43 @@ import torch
 from ..base.errors import Error
 from ..comm import Communicator
 
-# Communicator -> the streams of its last calls on a GPU. True -> that of the last call that was
-# captured into a CUDA graph. False -> that of the last call that was not.
-_streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = WeakKeyDictionary()
+
+@dataclass(eq=False)
+class _Fork:
+    """One capture's use of a stream of the process. `origin` is the stream that it came from."""
+
+    origin: "torch.cuda.Stream"
+
+
+@dataclass
+class _Last:
+    """Where a communicator's last call is: on a stream, in a capture's use of it if it is one of
+    the process's, and before an event if one was recorded.
+    """
+
+    stream: "torch.cuda.Stream"
+    fork: _Fork | None
+    event: "torch.cuda.Event | None" = None
+
+
+# Communicator -> its last calls on a GPU. True -> the last call that was captured into a CUDA
+# graph. False -> the last call that was not.
+_lasts: "WeakKeyDictionary[Communicator, dict[bool, _Last]]" = WeakKeyDictionary()
 
 _Pair = dict[bool, "torch.cuda.Stream"]
 # (A GPU's number, the number of a stream) -> the stream for captured calls (True), and that for
 # others (False). There are two because a thread may make calls while another one captures.
 _own: dict[tuple[int, int], _Pair] = {}
-# Communicator -> its pair of _own.
+# Open communicator -> its pair of _own.
 _own_of: "WeakKeyDictionary[Communicator, _Pair]" = WeakKeyDictionary()
-_given = itertools.count()
+# A stream of _own for captured calls -> its use by the last capture.
+_forks: "dict[torch.cuda.Stream, _Fork]" = {}
+_forking = threading.Lock()
 
 
 def give_stream(comm: Communicator, device: torch.device, streams: int) -> None:
-    """Gives a new communicator a stream for its asynchronous calls, if `streams` is 2 or more.
+    """Gives a new communicator a stream for its asynchronous calls, if `streams` is 2 or more: the
+    one that the fewest open communicators have.
 
     Args:
         comm: The communicator.
@@ -39,13 +65,20 @@ def give_stream(comm: Communicator, device: torch.device, streams: int) -> None:
     """
     if streams < 2:
         return
-    place = device.index, next(_given) % (streams - 1)
+    places = [(device.index, number) for number in range(streams - 1)]
+    held = list(_own_of.values())
+    place = min(places, key=lambda each: sum(pair is _own.get(each) for pair in held))
     if place not in _own:
         # The high priority lets a call begin although a kernel's blocks wait for multiprocessors.
         _own[place] = {
             is_captured: torch.cuda.Stream(device, priority=-1) for is_captured in (False, True)
         }
     _own_of[comm] = _own[place]
+
+
+def free_stream(comm: Communicator) -> None:
+    """Says that a communicator makes no more asynchronous calls. Idempotent."""
+    _own_of.pop(comm, None)
 
 
 @contextmanager
@@ -62,20 +95,42 @@ def stream_of_call(
     now = torch.cuda.current_stream(device)
     own = None
     if is_async and comm in _own_of:
-        own = _own_of[comm][_is_capturing(now)]
-    if own is None or own == now:
+        is_capturing = _is_capturing(now)
+        own = _own_of[comm][is_capturing]
+    if own is None or own == now or not _fork(own, now, is_capturing):
         order(comm, device)
         yield now, now
         return
-    own.wait_stream(now)
     try:
         with torch.cuda.stream(own):
             order(comm, device, behind=now)
             yield own, now
+            if not is_capturing:
+                # Later calls of others on this stream are not to be waited for.
+                _lasts[comm][False].event = own.record_event()
     except BaseException:
         # Nobody gets a Work to wait for, but a capture can only end if all its streams are joined.
         now.wait_stream(own)
         raise
+
+
+def _fork(own: "torch.cuda.Stream", now: "torch.cuda.Stream", is_capturing: bool) -> bool:
+    """Makes a stream of the process wait for the current one.
+
+    Returns:
+        False, and nothing is done, if the current stream is captured, and a capture that began on
+        another stream has the stream of the process now.
+    """
+    if not is_capturing:
+        own.wait_stream(now)
+        return True
+    with _forking:
+        if not _is_capturing(own):
+            _forks[own] = _Fork(now)
+        elif own not in _forks or _forks[own].origin != now:
+            return False
+        own.wait_stream(now)
+    return True
 
 
 def order(
@@ -98,13 +153,16 @@ def order(
         return None
     now = torch.cuda.current_stream(device)
     is_capturing = _is_capturing(now)
-    streams = _streams.setdefault(comm, {})
-    last = streams.get(is_capturing, now)
-    # A stream that is being captured cannot wait for one that is not, nor the other way round: the
-    # graph runs later, on the stream of its replay.
-    if last not in (now, behind) and _is_capturing(last) == is_capturing:
-        now.wait_stream(last)
-    streams[is_capturing] = now
+    lasts = _lasts.setdefault(comm, {})
+    last = lasts.get(is_capturing)
+    if last is not None and last.stream not in (now, behind):
+        if last.event is not None:
+            now.wait_event(last.event)
+        # A stream that is being captured cannot wait for one that is not, nor the other way round:
+        # the graph runs later, on the stream of its replay. Nor for one in another capture.
+        elif _is_capturing(last.stream) == is_capturing and last.fork is _forks.get(last.stream):
+            now.wait_stream(last.stream)
+    lasts[is_capturing] = _Last(now, _forks.get(now))
     return now
 
 

@@ -5,6 +5,7 @@ GPU is needed. tests/hardware/test_torch.py has tests on GPUs.
 import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -117,7 +118,8 @@ def cuda(monkeypatch):
     from kccl.interop import torch_streams
 
     monkeypatch.setattr(torch_streams, "_own", {})
-    monkeypatch.setattr(torch_streams, "_given", iter(range(100)))
+    monkeypatch.setattr(torch_streams, "_own_of", WeakKeyDictionary())
+    monkeypatch.setattr(torch_streams, "_forks", {})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: cuda.current)
     monkeypatch.setattr(torch.cuda, "stream", cuda.on)
     monkeypatch.setattr(torch.cuda, "Stream", cuda.new_stream)
@@ -275,6 +277,67 @@ def test_the_process_has_as_many_streams_as_fit(cuda, streams, own):
             used.add(stream)
         comm.close()
     assert used == (set(cuda.made[::2]) or {cuda.default})
+
+
+def test_a_new_communicator_gets_the_stream_that_the_fewest_have(cuda):
+    from kccl.interop import torch_streams
+
+    def own(comm):
+        with torch_streams.stream_of_call(comm, GPU, is_async=True) as (stream, _):
+            return stream
+
+    comms = [kccl.init(backend="host") for _ in range(4)]
+    for comm in comms[:3]:
+        torch_streams.give_stream(comm, GPU, 3)
+    assert own(comms[0]) is own(comms[2]) is not own(comms[1])
+    there = own(comms[0])
+    for comm in (comms[0], comms[2]):
+        torch_streams.free_stream(comm)
+        assert own(comm) is cuda.current
+    torch_streams.give_stream(comms[3], GPU, 3)
+    assert own(comms[3]) is there
+    for comm in comms:
+        comm.close()
+
+
+def test_a_call_waits_for_no_other_group_on_the_stream_that_they_share(cuda, group):
+    from kccl.interop import torch_streams
+
+    group.call("first", [Tensor()])
+    with kccl.init(backend="host") as other:
+        torch_streams.give_stream(other, GPU, 2)
+        with torch_streams.stream_of_call(other, GPU, is_async=True) as (stream, _):
+            assert stream is cuda.made[0] and stream.run("of another") == {"first"}
+    _, before = group.call("second", [Tensor()], SYNC)
+    assert before == {"first"}
+
+
+def test_captures_at_once_do_not_share_a_stream(cuda, group):
+    """As with capture_error_mode="thread_local" in two threads. The later one's calls follow it."""
+    from kccl.interop import torch_streams
+
+    one, two = Stream(cuda, 50), Stream(cuda, 51)
+    with kccl.init(backend="host") as other:
+        torch_streams.give_stream(other, GPU, 2)
+
+        def call(name):
+            with torch_streams.stream_of_call(other, GPU, is_async=True) as (stream, caller):
+                before = stream.run(name)
+            caller.wait_stream(stream)
+            return stream, before
+
+        # The communicator's last captured call was on the stream that the first capture has below.
+        with cuda.graph(two):
+            assert call("earlier")[0] is cuda.made[1]
+        with cuda.graph(one):
+            work, _ = group.call("first", [Tensor()])
+            with cuda.graph(two):
+                stream, before = call("second")
+                assert stream is two and "first" not in before
+                assert "second" in call("third")[1]
+            assert work.wait()
+        with cuda.graph(two):
+            assert call("later")[0] is cuda.made[1]
 
 
 def test_a_call_made_on_the_own_stream_stays_there(cuda, group):
