@@ -293,7 +293,7 @@ class ConsumerWarp {
         while (!S::kOverlaps && num_meetings_ % 4 != 0) meet_all();
     }
 
-    // This thread's float4s of the residual: own_rows() in product.cuh says which they are.
+    // This thread's float4s of the residual: own_rows() in own_rows.cuh says which they are.
     Float4 residual[Dims::kOwnFloat4s];
 
   private:

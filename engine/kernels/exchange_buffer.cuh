@@ -2,7 +2,8 @@
 // words, 16 bytes) in which the lowest bit of each word is a flag.
 //
 // Each vector of a token step has a slot of its own in the buffer. The lowest bit of a word, its
-// tag, tells whether the token step that wrote it was even or odd. A reader polls until all four
+// tag, tells whether the token step that wrote it was even or odd (with several columns, whether
+// that use of its column was: see below). A reader polls until all four
 // words of a float4 have the tag of the reader's token step. So the data are their own signal, need
 // no memory order, and are never cleared. Values lose their lowest bit.
 //

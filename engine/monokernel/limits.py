@@ -21,7 +21,7 @@ def check(program: Program, world_size: int, tuning: Tuning | None = None) -> No
         InvalidArgument: The monokernel cannot run the model; the text says why.
     """
     c = program.config
-    if tuning is not None and tuning.columns > 1:
+    if tuning is not None and tuning.columns != 1:
         _check_columns(program, tuning)
     if c.experts is None:
         for name, value, without in (

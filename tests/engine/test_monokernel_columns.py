@@ -165,6 +165,8 @@ def test_the_simulator_finds_planted_bugs(bug, kernels):
     for seed in range(24):
         try:
             first, _, second = run("tiny-laneformer", 3, seed=seed)
+        except kccl.CompileError:
+            raise
         except kccl.Error:
             return
         for ids, logits in ((IDS, first), (FEWER, second)):
@@ -177,6 +179,7 @@ def test_the_simulator_finds_planted_bugs(bug, kernels):
     ("model", "change", "message"),
     [
         ("tiny-llama", {"columns": 9}, "columns is 9, must be from 1 to 8"),
+        ("tiny-llama", {"columns": 0}, "columns is 0, must be from 1 to 8"),
         ("tiny-qwen3-moe", {}, "columns is 3, must be 1 for a mixture of experts"),
         ("tiny-llama", {"weights_in_registers": True}, "must be 1 for weights in registers"),
     ],
