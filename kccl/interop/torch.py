@@ -30,6 +30,10 @@ calls. If two threads capture at once, one captures such calls on its current st
 On the host and on a GPU, a direct call on a group's communicator() must follow wait() of the
 group's asynchronous calls.
 
+Ranks may be on several machines if tensors are on the host. torch_machines.py says how they
+exchange. Such a group has no communicator. If a rank is lost, those on other machines may learn of
+it only when their wait has reached the group's timeout.
+
 The calls of one communicator run one after another, even on different streams. But a CUDA graph
 with such calls must be replayed on the stream of the calls before and after it, and asynchronous
 calls before it must have been waited for. Results have no gradient. Under torch.compile all ranks
@@ -103,7 +107,13 @@ def communicator(
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, ProcessGroup):
         raise InvalidArgument(f'group is {found!r}, must be one of backend "kccl"')
-    return found.communicator(device)
+    comm = found.communicator(device)
+    if not isinstance(comm, Communicator):
+        raise InvalidArgument(
+            "the ranks of this group are on several machines, so it has no communicator: under "
+            "mpirun kccl.init() makes one"
+        )
+    return comm
 
 
 def _make(options: Any, backend_options: Any) -> ProcessGroup:

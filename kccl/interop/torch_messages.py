@@ -299,6 +299,14 @@ class Messages:
             work.settle()
         return bool(self._under_way)
 
+    def set_timeout(self, seconds: float) -> None:
+        """Sets how long messages wait for each other's ranks from now on."""
+        self.comm.timeout = seconds
+
+    def abort(self) -> None:
+        """Makes all ranks' waits fail."""
+        self.comm.abort()
+
     def close(self) -> None:
         """Closes the communicator. Messages under way fail."""
         with self._lock:

@@ -219,7 +219,8 @@ class CoalescedWork(Handle):
             Timeout, PeerLost: The error of the first call that has failed.
         """
         for work in self._works:
-            work.wait(timeout)
+            # Gloo's own handles do not take None.
+            work.wait(timeout or timedelta())
         return True
 
     @untraced

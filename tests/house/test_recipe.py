@@ -205,6 +205,8 @@ OTHERS = {
     # torch.distributed's all_reduce by two backends.
     "bench/gloo.py",
     "tests/bench/test_bench_gloo.py",
+    # The calls of a process group on several machines, by the names of a communicator's.
+    "kccl/interop/torch_machines.py",
     # The two fused calls as PyTorch's custom ops.
     "kccl/interop/torch_norms.py",
     # NCCL's calls, of which KCCL makes some: the choice is a table, and each is an entry point.
