@@ -5,6 +5,7 @@ sent, only its two ranks must call. The communicator for GPU tensors is made at 
 needs it, which is therefore collective.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,8 @@ from ..gpu import backend as backend_of_gpus
 from ..ranks import job
 from ..start import join
 from .torch_errors import InvalidArgument, of_torch
-from .torch_machines import GPUS, FarMessages, Machines, machines_of
+from .torch_far_messages import GPUS, FarMessages
+from .torch_machines import Machines, machines_of
 from .torch_messages import Messages
 from .torch_streams import free_stream, give_stream, refuse_capture
 
@@ -65,7 +67,7 @@ class Communicators:
             machines = self._open_machines()
             self.of["cpu"] = cast(Communicator, machines)
             self.devices["cpu"] = torch.device("cpu")
-            self.messages = FarMessages(machines.far)
+            self.messages = FarMessages(machines.far, rank)
             return
         comm = self.open(torch.device("cpu"))
         try:
@@ -140,10 +142,13 @@ class Communicators:
             return [[0]]
         self._machine_keys = [f"cpu/machine/{each}" for each in range(self._world_size)]
         mine = f"{job.machine_id()} {read().ranks_per_node}"
+        if self._rank == 0:
+            mine = f"{secrets.token_hex(8)} {mine}"
         self._store.set(self._machine_keys[self._rank], mine)
         everyone = [
             self._read(peer, key, self._timeout_s) for peer, key in enumerate(self._machine_keys)
         ]
+        self._nonce, everyone[0] = everyone[0].split(" ", 1)
         names, pretended = zip(*(each.rsplit(" ", 1) for each in everyone), strict=True)
         if len(set(pretended)) > 1:
             raise InvalidArgument(
@@ -158,10 +163,16 @@ class Communicators:
         near = self._join("cpu", ranks, env, lambda: opener("host", "number", 0))
         try:
             limit = timedelta(seconds=self._timeout_s)
-            machines = Machines(near, self._machines, self._rank, self._store, limit)
-            machines.barrier()
+            # Gloo's keys stay in the store. So a later group of the same name has others.
+            store = dist.PrefixStore(f"far/{self._nonce}", self._store)
+            machines = Machines(
+                near, self._machines, self._rank, store, limit, checks=bool(env.check)
+            )
+            # All ranks are connected, so they have read the keys. None makes a later group of the
+            # same name before the barrier.
             if self._rank == 0:
                 self._delete(self._machine_keys)
+            machines.barrier()
             return machines
         except Error as error:
             near.close()

@@ -178,10 +178,15 @@ class ProcessGroup(dist.ProcessGroup):
             self._others.shutdown()
 
     def abort(self) -> None:
-        """Makes all ranks' waits fail, and closes this rank's communicators."""
+        """Makes all ranks' waits fail, and closes this rank's communicators.
+
+        Asynchronous calls on the host that are not begun fail at once. If the ranks are on several
+        machines, a wait within gloo still ends at the group's timeout, here and on the others. The
+        communicators are closed then, and this method does not wait for that.
+        """
         self._comms.fail()
-        self._queue.close()
-        self._comms.close()
+        error = of_torch(Error("the process group was aborted before this call was made"))
+        self._queue.abort(error, self._comms.close)
         if self._others is not None:
             self._others.abort()
 

@@ -15,18 +15,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..base import dtypes
-from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
+from ..base import dtypes, extras
+from ..base.errors import BackendError, Error, InvalidArgument
 from ..comm import Communicator
 from ..plan.ops import Op, check_op
-from .torch_messages import Call
-from .torch_moves import movable
-from .torch_work import CoalescedWork
+from .torch_far_messages import bytes_of, of_gloo
 
-GPUS = (
-    "kccl: ranks on several machines, and a tensor on a GPU, which KCCL exchanges within a machine "
-    'only: name another backend for GPUs, as in "cuda:nccl,cpu:kccl"'
-)
+# How many bytes of text ranks compare before a call, with KCCL_CHECK=1.
+_TEXT_BYTES = 256
+
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add,
     "avg": np.add,
@@ -55,6 +52,8 @@ class Machines:
         rank: int,
         store: dist.Store,
         timeout: timedelta,
+        *,
+        checks: bool = False,
     ) -> None:
         """Connects the machines. Collective.
 
@@ -64,6 +63,7 @@ class Machines:
             rank: This rank.
             store: A store that nothing else uses.
             timeout: How long ranks wait for each other.
+            checks: Whether all ranks compare each call before they make it.
 
         Raises:
             Timeout, PeerLost, BackendError: Gloo could not connect the ranks.
@@ -71,6 +71,8 @@ class Machines:
         self.near, self.rank = near, rank
         self.world_size = sum(map(len, machines))
         self._machines = machines
+        self._checks = checks
+        self._is_closed = False
         self._leaders = [ranks[0] for ranks in machines]
         self._place = next(n for n, ranks in enumerate(machines) if rank in ranks)
         self._among: dist.ProcessGroupGloo | None = None
@@ -87,6 +89,7 @@ class Machines:
 
     def barrier(self) -> None:
         """Waits until all ranks have called it."""
+        self._compare("barrier")
         with self._told():
             self.far.barrier().wait()
 
@@ -94,7 +97,9 @@ class Machines:
         """Reduces all ranks' x into x, or into out."""
         result = x if out is None else out
         check_op(op, dtypes.of(x.dtype))
-        self.near.reduce(x, 0, out=result, op="sum" if op == "avg" else op)
+        self._compare(f"all_reduce by {op if isinstance(op, str) else 'premul_sum'}", x)
+        # The average of a machine's ranks does not overflow where their sum of short floats would.
+        self.near.reduce(x, 0, out=result, op=op)
         self._add(result, op)
         self.near.broadcast(result, 0)
 
@@ -117,6 +122,7 @@ class Machines:
 
     def broadcast(self, x: Any, root: int) -> None:
         """Copies the root's x to all ranks: within its machine, among the leaders, to the rest."""
+        self._compare(f"broadcast from rank {root}", x)
         place = next(n for n, ranks in enumerate(self._machines) if root in ranks)
         if self._place == place:
             self.near.broadcast(x, self._machines[place].index(root))
@@ -124,17 +130,18 @@ class Machines:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = place, 0
             with self._told():
-                self._among.broadcast([_bytes(x)], options).wait()
+                self._among.broadcast([bytes_of(x)], options).wait()
         if self._place != place:
             self.near.broadcast(x, 0)
 
     def all_gather(self, x: Any, *, out: Any, counts: Sequence[int] | None = None) -> None:
         """Copies all ranks' x into out, in rank order."""
+        self._compare("all_gather" if counts is None else f"all_gather of {counts}", x, out)
         parts = _parts(out, counts or [x.size] * self.world_size)
         _check_as_long(x, parts[self.rank], out, sum(map(len, parts)))
         if counts is None:
             with self._told():
-                self.far.allgather([[_bytes(part) for part in parts]], [_bytes(x)]).wait()
+                self.far.allgather([[bytes_of(part) for part in parts]], [bytes_of(x)]).wait()
             return
         parts[self.rank][:] = x.reshape(-1)
         for root, part in enumerate(parts):
@@ -142,27 +149,29 @@ class Machines:
 
     def gather(self, x: Any, root: int, *, out: Any = None) -> None:
         """Copies all ranks' x into the root's out, in rank order."""
+        self._compare(f"gather to rank {root}", x)
         outs = []
         if self.rank == root:
             parts = _parts(out, [x.size] * self.world_size)
             _check_as_long(x, parts[root], out, sum(map(len, parts)))
-            outs = [[_bytes(part) for part in parts]]
+            outs = [[bytes_of(part) for part in parts]]
         options = dist.GatherOptions()
         options.rootRank = root
         with self._told():
-            self.far.gather(outs, [_bytes(x)], options).wait()
+            self.far.gather(outs, [bytes_of(x)], options).wait()
 
     def scatter(self, x: Any, root: int, *, out: Any) -> None:
         """Copies a part of the root's x to each rank's out."""
+        self._compare(f"scatter from rank {root}", out)
         ins = []
         if self.rank == root:
             parts = _parts(x, [out.size] * self.world_size)
             _check_as_long(out, parts[root], x, sum(map(len, parts)))
-            ins = [[_bytes(part) for part in parts]]
+            ins = [[bytes_of(part) for part in parts]]
         options = dist.ScatterOptions()
         options.rootRank = root
         with self._told():
-            self.far.scatter([_bytes(out)], ins, options).wait()
+            self.far.scatter([bytes_of(out)], ins, options).wait()
 
     def all_to_all(
         self,
@@ -173,38 +182,56 @@ class Machines:
         recv_counts: Sequence[int] | None = None,
     ) -> None:
         """Copies a part of each rank's x to each rank's out."""
+        self._compare("all_to_all")
         sends, receives = (
             [each * x.itemsize for each in counts or ()] for counts in (send_counts, recv_counts)
         )
         with self._told():
-            self.far.alltoall_base(_bytes(out), _bytes(x), receives, sends).wait()
+            self.far.alltoall_base(bytes_of(out), bytes_of(x), receives, sends).wait()
 
     def _add(self, x: Any, op: Op) -> None:
         """On leaders, reduces the machines' x into x, in the machines' order."""
         if self._among is None:
             return
-        every = [np.empty_like(x) for _ in self._machines]
         with self._told():
-            self._among.allgather([[_bytes(each) for each in every]], [_bytes(x)]).wait()
-        x.reshape(-1)[:] = _sum(every, op, self.world_size).reshape(-1)
+            every = [np.empty_like(x) for _ in self._machines]
+            self._among.allgather([[bytes_of(each) for each in every]], [bytes_of(x)]).wait()
+            x.reshape(-1)[:] = _reduced(every, op, [*map(len, self._machines)]).reshape(-1)
+
+    def _compare(self, call: str, *arrays: Any) -> None:
+        """Raises InvalidArgument on all ranks unless all are about to make the same call."""
+        if not self._checks:
+            return
+        of_arrays = "".join(f", {each.size} elements of {each.dtype}" for each in arrays)
+        text = f"{call}{of_arrays}".encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+        mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self._told():
+            self.far.allgather([every], [mine]).wait()
+        calls = [bytes(each.tolist()).decode().rstrip() for each in every]
+        other = next((rank for rank, each in enumerate(calls) if each != calls[0]), None)
+        if other is not None:
+            raise InvalidArgument(
+                f"the ranks' calls differ: rank 0 calls {calls[0]}, and rank {other} calls "
+                f"{calls[other]}"
+            )
 
     # ---- The rest of what a group calls ------------------------------------------------------
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Returns a context in which gloo is called. Its errors become KCCL's, and end the calls of
-        this machine's other ranks.
+        """Returns a context in which gloo is called. Its errors become KCCL's. Any error ends the
+        calls of this machine's other ranks.
         """
+        if self._is_closed:
+            raise Error(f"the process group is closed on rank {self.rank}")
         try:
             yield
-        except RuntimeError as error:
+        except BaseException as error:
             self.near.abort()
-            what = f"rank {self.rank}: gloo, between machines: {error}"
-            if "imed out" in str(error):
-                raise Timeout(what, rank=self.rank) from error
-            if "losed" in str(error) or "reset" in str(error):
-                raise PeerLost(what, rank=self.rank) from error
-            raise BackendError(what) from error
+            if isinstance(error, RuntimeError) and not isinstance(error, Error):
+                raise of_gloo(error, self.rank) from error
+            raise
 
     def check(self) -> None:
         """Raises the error of an earlier call within this machine, if one has failed."""
@@ -223,44 +250,15 @@ class Machines:
                 group._set_default_timeout(timedelta(seconds=seconds))
 
     def abort(self) -> None:
-        """Makes the waits of this machine's ranks fail. Other machines' end at their limit."""
+        """Makes the waits of this machine's ranks for each other fail. Waits within gloo, here and
+        on other machines, end at their limit.
+        """
         self.near.abort()
 
     def close(self) -> None:
         """Closes this rank's part. Idempotent."""
+        self._is_closed = True
         self.near.close()
-
-
-class FarMessages:
-    """Begins the messages of a group whose ranks are on several machines, all by gloo."""
-
-    def __init__(self, far: dist.ProcessGroupGloo) -> None:
-        self._far = far
-
-    def start(self, calls: list[Call]) -> Any:
-        """Begins messages together. Returns gloo's Work, or one for several."""
-        works = [self._begin(call) for call in calls]
-        return works[0] if len(works) == 1 else CoalescedWork(works)
-
-    def _begin(self, call: Call) -> Any:
-        x = call.tensor.detach()
-        if x.device.type != "cpu":
-            raise NotImplementedError(GPUS)
-        memory = [_bytes(movable(x, "tensor"))]
-        if not call.receives:
-            return self._far.send(memory, call.peer, call.tag)
-        if call.peer is None:
-            return self._far.recv_anysource(memory, call.tag)
-        return self._far.recv(memory, call.peer, call.tag)
-
-    def set_timeout(self, seconds: float) -> None:
-        """Does nothing: the group's Machines sets the timeout of gloo."""
-
-    def abort(self) -> None:
-        """Does nothing: gloo's waits end at their limit."""
-
-    def close(self) -> None:
-        """Does nothing: what is under way ends with the group."""
 
 
 def machines_of(names: Sequence[str], most: int) -> list[list[int]]:
@@ -269,18 +267,25 @@ def machines_of(names: Sequence[str], most: int) -> list[list[int]]:
     Args:
         names: For each rank the name of its machine.
         most: KCCL_RANKS_PER_NODE, which pretends machines of at most so many ranks; 0: none.
+
+    Raises:
+        BackendError: Ranks of one machine are in different namespaces.
     """
+    first: dict[str, int] = {}
+    for peer, name in enumerate(names):
+        rank = first.setdefault(name.split()[0], peer)
+        if name != names[rank]:
+            raise BackendError(
+                f"ranks {rank} and {peer} are in containers of one machine that do not share "
+                "network, process and user namespaces: share them, or start the ranks with mpirun "
+                f"({extras.install('mpi')})"
+            )
     found: dict[tuple[str, int], list[int]] = {}
     seen: dict[str, int] = {}
     for rank, name in enumerate(names):
         index = seen[name] = seen.get(name, -1) + 1
         found.setdefault((name, index // most if most else 0), []).append(rank)
     return list(found.values())
-
-
-def _bytes(x: Any) -> torch.Tensor:
-    """Returns the memory of a NumPy array as a tensor of bytes."""
-    return torch.from_numpy(x.reshape(-1).view(np.uint8))
 
 
 def _parts(x: Any, counts: Sequence[int]) -> list[Any]:
@@ -298,16 +303,24 @@ def _check_as_long(part: Any, its: Any, whole: Any, wanted: int) -> None:
         )
 
 
-def _sum(every: Sequence[Any], op: Op, ranks: int) -> Any:
-    """Returns the reduction of some arrays, in their order. Short floats are added as float32."""
+def _reduced(every: Sequence[Any], op: Op, counts: Sequence[int]) -> Any:
+    """Returns the reduction of the machines' arrays, in their order. Short floats are reduced as
+    float32. Each machine's array is the reduction of as many ranks' as `counts` says.
+    """
     kind = every[0].dtype
     wide = np.float32 if kind.itemsize < 4 and dtypes.of(kind).is_float else kind
     # The ranks have multiplied by the factor of PREMUL_SUM already.
     combine = _COMBINE[op if isinstance(op, str) else "sum"]
-    found = every[0].astype(wide)
+    parts = [each.astype(wide) for each in every]
     with np.errstate(all="ignore"):
-        for each in every[1:]:
-            found = combine(found, each.astype(wide))
         if op == "avg":
-            found = found / np.asarray(ranks, found.dtype)
+            parts = [
+                part * np.asarray(count, part.dtype)
+                for part, count in zip(parts, counts, strict=True)
+            ]
+        found = parts[0]
+        for part in parts[1:]:
+            found = combine(found, part)
+        if op == "avg":
+            found = found / np.asarray(sum(counts), found.dtype)
     return found.astype(kind)

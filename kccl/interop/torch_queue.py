@@ -20,6 +20,8 @@ from .torch_work import Handle, Work, limit_s, timed_out
 
 # How long the thread lets a call wait for its caller, unless the caller asks for a future.
 _LATE_S = 0.0001
+# How long abort() waits for the call that is under way. Only a call within gloo takes longer.
+_ABORT_S = 1.0
 
 Call = Callable[[], Any]
 
@@ -70,6 +72,11 @@ class HostWork(Handle):
                 raise
         finally:
             self._is_done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the call, which nobody will make, with an error for wait()."""
+        self._call, self._error = None, error
+        self._is_done.set()
 
     def fill(self) -> None:
         """Completes the futures of a call that has been made. Idempotent."""
@@ -212,12 +219,45 @@ class Queue:
 
     def _make_next(self) -> None:
         with self._making:
-            work = self._calls.popleft() if self._calls else None
+            work = self._take()
             if work is not None:
                 work.make()
         # Without the lock, because a future's callbacks may make calls.
         if work is not None:
             work.fill()
+
+    def _take(self) -> HostWork | None:
+        try:
+            return self._calls.popleft()
+        except IndexError:
+            return None
+
+    def abort(self, error: BaseException, close: Callable[[], None]) -> None:
+        """Ends the thread, and fails what is in the queue. Does not wait long for the call that is
+        under way.
+
+        Args:
+            error: What wait() raises for the calls in the queue.
+            close: Closes the communicator. Called once no call is under way, on another thread if
+                that is later.
+        """
+        self._is_closed = True
+        while (work := self._take()) is not None:
+            work.fail(error)
+            work.fill()
+        self._is_needed.set()
+        self._is_urgent.set()
+        if not self._making.acquire(timeout=_ABORT_S):
+            threading.Thread(target=self._close_later, args=(close,), daemon=True).start()
+            return
+        try:
+            close()
+        finally:
+            self._making.release()
+
+    def _close_later(self, close: Callable[[], None]) -> None:
+        with self._making:
+            close()
 
     def close(self) -> None:
         """Makes what is in the queue, and ends the thread. Idempotent."""

@@ -99,7 +99,8 @@ say(rank=rank)
 """)  # fmt: skip
 
 
-def test_a_group_of_the_same_name_in_the_same_store(ranks):
+@pytest.mark.parametrize("ranks_per_node", ["0", "1"])
+def test_a_group_of_the_same_name_in_the_same_store(ranks_per_node, ranks):
     ranks(2, """
 start()
 for turn in range(5):
@@ -113,7 +114,7 @@ for turn in range(5):
     if turn < 4:
         start()
 say(rank=rank)
-""")  # fmt: skip
+""", KCCL_RANKS_PER_NODE=ranks_per_node)  # fmt: skip
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

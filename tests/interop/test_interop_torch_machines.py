@@ -152,3 +152,48 @@ say(rank=rank, error=error_of(start))
 """)  # fmt: skip
     for fact in facts.values():
         assert fact["error"][0] == "InvalidArgument" and "is 1, 2 on the ranks" in fact["error"][1]
+
+
+def test_calls_that_differ_between_machines_and_averages_of_short_floats(ranks):
+    """With KCCL_CHECK=1 all ranks get the error, and the group goes on. abort() does not wait for
+    gloo.
+    """
+    facts = ranks(3, """
+start(timeout=timedelta(seconds=20))
+x = torch.full((3,), 40_000.0, dtype=torch.float16)
+dist.all_reduce(x, op=dist.ReduceOp.AVG)
+assert (x == 40_000).all(), x
+errors = [
+    error_of(lambda: dist.all_reduce(filled(2 if rank < 2 else 3))),
+    error_of(lambda: dist.broadcast(filled(2), 0) if rank < 2 else dist.all_reduce(filled(2))),
+]
+dist.all_reduce(x := filled(2))
+assert (x == 6).all()
+late = None
+if rank == 2:
+    works = [dist.all_reduce(filled(2), async_op=True) for _ in range(2)]
+    time.sleep(0.2)
+    began = time.monotonic()
+    dist.group.WORLD.abort()
+    assert works[1].is_completed() and not works[1].is_success()
+    assert time.monotonic() - began < 2.9
+    late = type(works[1].exception()).__name__
+else:
+    time.sleep(3)
+say(rank=rank, errors=errors, late=late)
+os._exit(0)
+""", KCCL_RANKS_PER_NODE="2", KCCL_CHECK="1")  # fmt: skip
+    for fact in facts.values():
+        (first, lengths), (second, calls) = fact["errors"]
+        assert first == second == "InvalidArgument"
+        assert "3 elements" in lengths and "rank 2 calls all_reduce" in calls, fact
+    assert facts[2]["late"] == "Error"
+
+
+def test_containers_of_one_machine_are_refused():
+    import kccl
+    from kccl.interop.torch_machines import machines_of
+
+    assert machines_of(["a 1", "b 1", "a 1"], 0) == [[0, 2], [1]]
+    with pytest.raises(kccl.BackendError, match="ranks 0 and 2 are in containers"):
+        machines_of(["a 1", "b 1", "a 2"], 0)
