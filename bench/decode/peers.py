@@ -177,6 +177,8 @@ class LlamaCpp(Peer):
 
 
 def _llama_cpp_on_gpu(room: Room) -> Peer:
+    if room.checkpoint.weights:
+        raise kccl.Error("the file it would read has no rounding of --weights")
     return LlamaCpp(room, is_on_gpu=True)
 
 

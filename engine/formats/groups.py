@@ -86,6 +86,20 @@ class Groups(Format):
         words[..., self._weights_at :] = weights.reshape(rows, groups, -1)
         return words.reshape(rows, -1)
 
+    def apart(self, words: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Takes the words of a format without zero points apart.
+
+        Args:
+            words: [..., words of a row].
+
+        Returns:
+            The weights, [..., groups of a row, bytes of the weights of a group], and the scales,
+            [..., groups of a row, 1].
+        """
+        groups = words.reshape(*words.shape[:-1], -1, self.words)
+        scales = np.ascontiguousarray(groups[..., :_SCALE_BYTES]).view(np.float32)
+        return np.ascontiguousarray(groups[..., self._weights_at :]), scales
+
     def to_float32(self, words: NDArray[Any]) -> NDArray[np.float32]:
         """See Format. A damaged scale may give a NaN or an infinity."""
         groups = np.ascontiguousarray(words).reshape(-1, self.words)

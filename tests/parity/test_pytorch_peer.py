@@ -9,13 +9,17 @@ import torch
 
 import kccl
 from kccl.bench.decode.peer import Room
-from kccl.bench.decode.pytorch import layers
+from kccl.bench.decode.pytorch import layers, matrices
 from kccl.bench.decode.pytorch.decoder import EAGER, Decoder, Weights
 from kccl.bench.decode.pytorch.device import Cpu
 from kccl.bench.decode.pytorch.peer import TorchPeer
 from kccl.bench.decode.pytorch.ranks import Alone, Ranks
 from kccl.engine.executors.reference import Cache, Reference
 from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.formats.base import Stored
+from kccl.engine.formats.e4m3 import E4M3
+from kccl.engine.formats.int4 import INT4
+from kccl.engine.formats.int8 import INT8
 from kccl.engine.model.rope import Rope
 from kccl.engine.model.rope_scaling import DynamicScaling
 
@@ -118,6 +122,24 @@ def test_logits(model, changes, length, assert_close):
     assert tokens[0] == wanted[0].argmax()
 
 
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])
+@pytest.mark.parametrize("weights", ["fp8", "int8", "int4"])
+def test_weights_of_fewer_bits(model, weights, assert_close):
+    checkpoint = random_checkpoint(model, context=CONTEXT).as_weights(weights)
+    prompt, answer = IDS[:5], IDS[5:9]
+    wanted = logits_by_reference(checkpoint, prompt, answer)
+    tokens, logits = decode(checkpoint, Alone(), prompt, answer, torch.float32)
+    is_rounded = checkpoint.config.message_dtype == "bfloat16"
+    assert_close(logits, wanted[1:], 3e-2 if is_rounded else 1e-4)
+    assert tokens[0] == wanted[0].argmax()
+
+
+def test_what_has_no_product_is_named():
+    checkpoint = random_checkpoint("tiny-llama").as_weights("mxfp4")
+    with pytest.raises(kccl.Error, match="it does not multiply MXFP4"):
+        Weights(checkpoint, 0, 1, "cpu")
+
+
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
@@ -193,6 +215,19 @@ def test_both_products_are_the_same(shape):
     n = torch.randn(lanes, 1, columns, generator=torch.Generator().manual_seed(2))
     gated = [layers.gated(n, w, product) for product in (layers.by_compiler, layers.by_library)]
     torch.testing.assert_close(*gated)
+
+
+@pytest.mark.parametrize("numbers", [E4M3[1], INT8[1], INT4[1]], ids=lambda given: given.name)
+def test_both_products_of_groups_are_the_same(numbers):
+    random = np.random.default_rng(3)
+    words = numbers.from_values(random.normal(size=(2, 24, 4 * numbers.block)))
+    w = matrices.on_device(Stored(numbers, words), torch.device("cpu"), torch.float32)
+    np.testing.assert_array_equal(w.values(), numbers.to_float32(words))
+    x = torch.from_numpy(random.normal(size=(2, 1, 4 * numbers.block)).astype(np.float32))
+    found = torch.compile(layers.by_compiler, fullgraph=True)(x, w)
+    torch.testing.assert_close(found, layers.by_library(x, w), rtol=1e-4, atol=1e-4)
+    gated = [layers.gated(x, w, product) for product in (layers.by_compiler, layers.by_library)]
+    torch.testing.assert_close(*gated, rtol=1e-4, atol=1e-4)
 
 
 def test_frequencies_that_depend_on_the_length_are_refused():

@@ -23,6 +23,7 @@ from kccl.engine.model.program import Op, Program
 
 from . import layers
 from .layers import PAGE, Heads, Product
+from .matrices import Matrix, changed, on_device, stacked
 from .ranks import Ranks
 
 # The number of positions of a prompt that run at once.
@@ -36,7 +37,7 @@ class Pieces:
     """The functions of layers.py that a step calls, compiled or not."""
 
     product: Product
-    gated: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    gated: Callable[[Tensor, Matrix, Tensor | None], Tensor]
     add_and_norm: Callable[..., tuple[Tensor, Tensor]] = layers.add_and_norm
     attention: Callable[..., Tensor] = layers.attention
     best: Callable[[Tensor], Tensor] = layers.best
@@ -52,7 +53,8 @@ class Weights:
 
     Attributes:
         program: The model's program.
-        device, dtype: The device and dtype of the matrices. By default the checkpoint's dtype.
+        device, dtype: The device, and the dtype of vectors and of matrices of 16 bits. By default
+            the checkpoint's dtype.
         residuals: The number of residuals on this rank: 1, or the number of its lanes.
         merged: The number of lanes in a matrix: all of this rank's if they share one residual,
             else 1.
@@ -75,21 +77,21 @@ class Weights:
                 "PyTorch"
             )
         self.program = Program(config)
-        self._stored: torch.dtype = getattr(torch, checkpoint.dtype)
-        self.device, self.dtype = torch.device(device), dtype or self._stored
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = dtype or getattr(torch, checkpoint.dtype)
         self._checkpoint = checkpoint
         each = config.num_lanes // world_size
         self._lanes = range(rank * each, (rank + 1) * each)
         is_shared = self.program.num_residuals == 1
         self.residuals, self.merged = (1, each) if is_shared else (each, 1)
-        self.embedding = self._matrix(checkpoint.tensor("embedding"))
+        self.embedding = self._whole("embedding", 0, config.vocab_size)
         self.layers = [self._layer(layer) for layer in range(config.num_layers)]
         self.norm = self._norm("norm")
         self.first_id, stop = (config.vocab_size * each // world_size for each in (rank, rank + 1))
         if config.is_tied:
             head = self.embedding[self.first_id : stop]
         else:
-            head = self._matrix(checkpoint.rows("head", self.first_id, stop))
+            head = self._whole("head", self.first_id, stop)
         count = self.residuals if config.lm_head == "vocab_parallel" else 1
         self.head = head.view(count, -1, config.hidden)
         del self._checkpoint
@@ -97,19 +99,19 @@ class Weights:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _layer(self, layer: int) -> dict[str, Tensor]:
-        def matrices(names: str) -> Tensor:
+    def _layer(self, layer: int) -> dict[str, Any]:
+        def matrices(names: str) -> Matrix:
             found = []
             for name in names.split():
-                w = self._matrix(self._checkpoint.tensor(f"layers.{layer}.{name}", self._lanes))
+                stored = self._checkpoint.read(f"layers.{layer}.{name}", self._lanes)
+                w = on_device(stored, self.device, self.dtype)
                 if self.merged > 1:
                     is_joint_in = name in ("wo", "w2")
-                    w = w.transpose(0, 1).flatten(1) if is_joint_in else w.flatten(0, 1)
-                    w = w[None]
+                    w = changed(w, _beside if is_joint_in else _below)
                 found.append(w)
-            return torch.cat(found, 1).contiguous()
+            return stacked(found)
 
-        found = {"wqkv": matrices("wq wk wv"), "wo": matrices("wo")}
+        found: dict[str, Any] = {"wqkv": matrices("wq wk wv"), "wo": matrices("wo")}
         found |= {"w13": matrices("w1 w3"), "w2": matrices("w2")}
         config = self.program.config
         norms = ["attention_norm", "ffn_norm"] + ["q_norm", "k_norm"] * config.has_qk_norm
@@ -127,12 +129,24 @@ class Weights:
         parts = [torch.from_numpy(self._checkpoint.tensor(name, self._lanes)) for name in names]
         return torch.cat([part.flatten() for part in parts]).to(self.device)
 
-    def _matrix(self, array: Any) -> Tensor:
-        bits = torch.from_numpy(array.view("int16"))
-        return bits.view(self._stored).to(self.device, self.dtype)
+    def _whole(self, name: str, start: int, stop: int) -> Tensor:
+        """Returns rows of embedding or head, which have 16 bits in all formats."""
+        found = on_device(self._checkpoint.read_rows(name, start, stop), self.device, self.dtype)
+        assert isinstance(found, Tensor)
+        return found
 
     def _norm(self, name: str) -> Tensor:
         return torch.from_numpy(self._checkpoint.tensor(name)).to(self.device)
+
+
+def _beside(lanes: Tensor) -> Tensor:
+    """Joins the columns of all lanes: [lanes, rows, ...] to [1, rows, lanes * columns, ...]."""
+    return lanes.transpose(0, 1).flatten(1, 2)[None]
+
+
+def _below(lanes: Tensor) -> Tensor:
+    """Joins the rows of all lanes: [lanes, rows, ...] to [1, lanes * rows, ...]."""
+    return lanes.flatten(0, 1)[None]
 
 
 class Span:

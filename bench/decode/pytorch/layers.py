@@ -1,7 +1,8 @@
 """The functions of a decode step in PyTorch. They are pure, and each is compiled once.
 
-Activations are [lanes, positions, values]. Products are computed in the weights' dtype. Norms, sums
-over keys and the residual are in FP32, which costs nothing if a compiler fuses them.
+Activations are [lanes, positions, values]. Products are computed in the weights' dtype, and of
+weights with fewer than 16 bits in FP32. Norms, sums over keys and the residual are in FP32, which
+costs nothing if a compiler fuses them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .matrices import Grouped, Matrix, changed
+
 PAGE = 128
 """Positions of a page of the KV cache."""
 # The most parts into which the search for the largest logit is divided.
 _PARTS = 256
 
-Product = Callable[[Tensor, Tensor], Tensor]
+Product = Callable[[Tensor, Matrix], Tensor]
 """x [lanes, positions, n] and w [lanes, rows, n] to [lanes, positions, rows]."""
 
 
@@ -43,17 +46,31 @@ class Heads:
     is_interleaved: bool
 
 
-def by_library(x: Tensor, w: Tensor) -> Tensor:
-    """Multiplies x with w by the GPU vendor's library. Has the type Product."""
+def by_library(x: Tensor, w: Matrix) -> Tensor:
+    """Multiplies x with w by the GPU vendor's library, which knows no groups of columns: w then
+    becomes a matrix of x's dtype before. Has the type Product.
+    """
+    if isinstance(w, Grouped):
+        w = w.values().to(x.dtype)
     if len(w) == 1:
         return functional.linear(x, w[0])
     return torch.bmm(x, w.transpose(1, 2))
 
 
-def by_compiler(x: Tensor, w: Tensor) -> Tensor:
+def by_compiler(x: Tensor, w: Matrix) -> Tensor:
     """Multiplies x, which must have one position, with w, in a form that torch.compile turns into
     one loop. Has the type Product.
     """
+    if isinstance(w, Grouped):
+        parts = w.split()
+        # The axes of a group's columns: one, or for int4 (blocks, halves, 16).
+        of_groups = x.float().unflatten(-1, (w.scales.shape[2], -1))
+        if len(parts) == 1:
+            products = parts[0] * of_groups * w.scales
+        else:
+            low, high = of_groups.unflatten(-1, (-1, 2, 16)).unbind(-2)
+            products = (parts[0] * low + parts[1] * high) * w.scales[..., None]
+        return products.flatten(2).sum(-1)[:, None].to(x.dtype)
     return (x.float() * w.float()).sum(-1)[:, None].to(x.dtype)
 
 
@@ -156,12 +173,13 @@ def attention(
     return mixed.view(lanes, -1, length, size).transpose(1, 2).flatten(2).to(qkv.dtype)
 
 
-def gated(n: Tensor, w13: Tensor, product: Product, bias: Tensor | None = None) -> Tensor:
+def gated(n: Tensor, w13: Matrix, product: Product, bias: Tensor | None = None) -> Tensor:
     """Computes SwiGLU. w13 has the rows of the gate and then those of up, and so has `bias`, which
     is FP32 or None.
     """
     if product is by_compiler:
-        gate, up = (product(n, w) for w in w13.chunk(2, 1))
+        gate = product(n, changed(w13, lambda w: w.chunk(2, 1)[0]))
+        up = product(n, changed(w13, lambda w: w.chunk(2, 1)[1]))
     else:
         gate, up = product(n, w13).chunk(2, -1)
     gate, up = gate.float(), up.float()
