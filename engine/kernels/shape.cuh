@@ -52,10 +52,13 @@ struct Matrix {
     static constexpr uint32_t kBlocks = BLOCKS;
     // The largest number of row tiles that a block has.
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
-    // How many steps a row tile takes for one lane: whole strips. Where the columns do not divide
-    // evenly, the last warps' parts are filled up with tiles of zeros.
-    static constexpr uint32_t kSteps =
-        ceil_div(COLUMNS / kTileColumns, S::kWarps* F::kStripTiles) * F::kStripTiles;
+    // How many steps a row tile takes for one lane: whole strips, and for the residual a multiple
+    // of S::kStepUnit. Where the columns do not divide evenly, the last warps' parts are filled up
+    // with tiles of zeros.
+    static constexpr uint32_t kStepUnit = COLUMNS == S::kHidden ? S::kStepUnit : 1;
+    static constexpr uint32_t kLeastSteps =
+        ceil_div(COLUMNS / kTileColumns, S::kWarps* kStepUnit) * kStepUnit;
+    static constexpr uint32_t kSteps = ceil_div(kLeastSteps, F::kStripTiles) * F::kStripTiles;
     static constexpr uint32_t kStepBytes = S::kWarps * kTileBytesOf<F>;
     // How many float4s (four FP32 numbers each) of one lane's vector a warp multiplies.
     static constexpr uint32_t kFloat4s = kSteps * kTileFloat4s;

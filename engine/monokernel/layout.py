@@ -31,6 +31,7 @@ class Product:
         lanes: The lanes whose columns lie side by side, because they add to one residual. Each of
             several experts counts.
         format: The format in which it is stored.
+        unit: Each warp has a multiple of so many tiles of a row tile and lane.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Product:
     columns: int
     lanes: int
     format: Format
+    unit: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +100,7 @@ class Product:
 
     def _least_steps(self, warps: int) -> int:
         """Returns the steps if strips did not matter."""
-        return -(-self.columns // (TILE * warps))
+        return _rounded_up(-(-self.columns // (TILE * warps)), self.unit)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def products_of(program: Program, num_lanes: int) -> Iterator[Product]:
     """
     config = program.config
     shapes = config.layer_shapes()
+    unit = step_unit(program)
     for kind in (each for each in layer_of(config) if each.is_product):
         # All experts have matrices of the same shapes.
         names = kind.tensors_of_one(config)
@@ -133,13 +136,36 @@ def products_of(program: Program, num_lanes: int) -> Iterator[Product]:
         stored_in = program.format_of(kind.name)
         if len(shapes[names[0]]) == 2:
             # It is not cut into lanes. Rows of zeros are added to whole tiles.
-            yield Product(kind.name, _rounded_up(rows, TILE), columns, 1, stored_in)
+            yield Product(kind.name, _rounded_up(rows, TILE), columns, 1, stored_in, unit)
             continue
+        own = unit if columns == config.hidden else 1
         places = config.experts.chosen if kind.has_experts and config.experts else 1
         if kind.ends_module:
-            yield Product(kind.name, rows, columns, num_lanes * places, stored_in)
+            yield Product(kind.name, rows, columns, num_lanes * places, stored_in, own)
         else:
-            yield Product(kind.name, num_lanes * places * rows, columns, 1, stored_in)
+            yield Product(kind.name, num_lanes * places * rows, columns, 1, stored_in, own)
+
+
+def step_unit(program: Program) -> int:
+    """Returns the number of which the steps of a product that multiplies the residual are a
+    multiple (kStepUnit in kernels/shape.cuh). All of them have equally many. It is 2 if experts
+    have scales and 4 bits, so that two tiles share scales.
+    """
+    if program.config.experts is None:
+        return 1
+    stored_in = program.format_of("expert_gate_up")
+    has_4_bits = stored_in.tile_bytes <= TILE * TILE // 2
+    return gcd(stored_in.block // TILE, 2) if stored_in.scale_bytes and has_4_bits else 1
+
+
+def is_in_place(program: Program, product: Product) -> bool:
+    """Tells whether stages of a product are multiplied where they lie in the ring
+    (kIsInPlace in kernels/product_in_place.cuh): only products of experts have its format, and
+    the format has scales.
+    """
+    others = (kind for kind in products_in(program.config) if not KINDS[kind].has_experts)
+    is_shared = any(program.format_of(kind) == product.format for kind in others)
+    return bool(product.format.scale_bytes) and not is_shared
 
 
 def of_one_expert(product: Product, places: int) -> Product:
@@ -153,7 +179,7 @@ def head_of(program: Program, world_size: int = 1) -> Product:
     """Returns the head's product: a part of the head, or a rank's rows."""
     c, parts = program.config, program.num_head_parts
     rows = c.vocab_size // (parts if parts > 1 else world_size)
-    return Product("head", rows, c.hidden, 1, program.format_of("head"))
+    return Product("head", rows, c.hidden, 1, program.format_of("head"), step_unit(program))
 
 
 def groups_of(program: Program, lanes: range) -> list[range]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..model.program import Program
+from .layout import step_unit
 from .sequence import cases_of, formats_of, sequence_of
 from .shape import Tuning
 
@@ -73,6 +74,7 @@ def source_of(
         "MostStages": tuning.stages,
         "SharedBytes": tuning.shared_bytes,
         "StageSteps": tuning.stage_steps,
+        "StepUnit": step_unit(program),
         "InFlight": tuning.in_flight,
         "UrgentInFlight": tuning.urgent_in_flight or tuning.in_flight,
         "KvStrands": tuning.kv_strands,

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from math import gcd
 
 import kccl
 
@@ -14,6 +15,7 @@ from .layout import (
     Product,
     has_scales,
     head_of,
+    is_in_place,
     least_tile_bytes,
     products_of,
     stage_bytes,
@@ -35,6 +37,9 @@ _MOST_WITH_SCALES, _REGISTER_OF_WARP = 36 * 128, 128
 _SAME_TILE = 35
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
+# Stages that are multiplied where they lie need not divide a product's steps, if parts of so many
+# steps do (kPart in kernels/product_in_place.cuh).
+_PART = 8
 _MOST_STAGES = 16
 # The stages that are copied before a router's choice is known (kernels/pool_order.cuh). They are
 # few, because the experts' stages have only the other slots. Not measured.
@@ -162,7 +167,10 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
 
         def fits(each: Product, num: int) -> bool:
             own = each.stage_steps(num, tile_bytes)
-            all_steps = each.lanes * each.steps(warps, _STRIP_TILES)
+            of_row = each.steps(warps, _STRIP_TILES)
+            if is_in_place(program, each) and gcd(own, of_row) % _PART == 0:
+                return True
+            all_steps = each.lanes * of_row
             return all_steps % own == 0 or own % all_steps == 0
 
         even = [num for num in whole if all(fits(each, num) for each in products)]

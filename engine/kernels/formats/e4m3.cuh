@@ -18,7 +18,7 @@ namespace kccl::decode {
 struct E4m3Numbers {
     static constexpr uint32_t kBits = 8, kFlips = 0, kZero = 0;
     static constexpr float kScaleFactor = kHalvesToE4m3;
-    KCCL_CONSTEXPR static uint32_t bit_of(uint32_t i) { return 8 * i; }
+    KCCL_CONSTEXPR static uint32_t placed(uint32_t bits, uint32_t i) { return bits << 8 * i; }
 
     template <class Unit>
     KCCL_DECODE static typename Unit::Weights operand(

@@ -11,7 +11,7 @@
 //   kFlips                   the bits of a stored number that are turned over in a packed tile
 //   kZero                    the zero point of packed numbers, if groups have none
 //   kScaleFactor             packed scales are so many times as large as stored ones
-//   bit_of(i)                where number i of a packed word lies
+//   placed(bits, i)          the bits of number i, where a packed word has them
 //   operand<Unit>(stored, zeros)
 //                            what the unit multiplies. zeros: two bytes, the zero points of the
 //                            lower and of the upper two of four neighbouring numbers
@@ -78,8 +78,7 @@ struct Groups {
                 if (place.column >= num) continue;
                 const uint64_t column = first + place.column;
                 const uint8_t* const group = group_of(rows, row + place.row, column, columns);
-                word |= bits_of(group, static_cast<uint32_t>(column % COLUMNS))
-                        << NUMBERS::bit_of(i);
+                word |= NUMBERS::placed(bits_of(group, static_cast<uint32_t>(column % COLUMNS)), i);
             }
             mem::store_plain(reinterpret_cast<uint32_t*>(tile) + at, word);
         }

@@ -11,7 +11,9 @@ namespace kccl::decode {
 
 struct Int4Numbers : Integers {
     static constexpr uint32_t kBits = 4, kFlips = 0, kZero = 8;
-    KCCL_CONSTEXPR static uint32_t bit_of(uint32_t i) { return bit_of_nibble(i); }
+    KCCL_CONSTEXPR static uint32_t placed(uint32_t bits, uint32_t i) {
+        return bits << bit_of_nibble(i);
+    }
 
     template <class Unit>
     KCCL_DECODE static typename Unit::Weights operand(

@@ -13,7 +13,7 @@ namespace kccl::decode {
 template <bool HAS_SIGN>
 struct Int8Numbers : Integers {
     static constexpr uint32_t kBits = 8, kFlips = HAS_SIGN ? 0x80 : 0, kZero = 0x80;
-    KCCL_CONSTEXPR static uint32_t bit_of(uint32_t i) { return 8 * i; }
+    KCCL_CONSTEXPR static uint32_t placed(uint32_t bits, uint32_t i) { return bits << 8 * i; }
 
     template <class Unit>
     KCCL_DECODE static typename Unit::Weights operand(

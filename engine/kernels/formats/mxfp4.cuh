@@ -31,11 +31,19 @@ KCCL_DECODE float widened(E8m0 scale) {
     return platform::bit_cast<float>(uint32_t{scale.bits} << 23);
 }
 
+// A packed word has eight numbers, and each of its halves has one of each pair. In a half, the bits
+// of pair 0 lie where FP16 has them, and those of pair 1 three bits lower. The other two pairs take
+// the bits that are left. So pairs take one or two instructions, or four.
 struct E2m1Numbers {
     static constexpr uint32_t kBits = 4, kFlips = 0, kZero = 0;
     // E8m0::packed() has a factor of its own.
     static constexpr float kScaleFactor = 1;
-    KCCL_CONSTEXPR static uint32_t bit_of(uint32_t i) { return bit_of_nibble(i); }
+
+    // Returns the bits of a packed word that number i, of four bits, has there.
+    KCCL_CONSTEXPR static uint32_t placed(uint32_t four, uint32_t i) {
+        const uint32_t sign = four >> 3, rest = four & 7;
+        return (sign << sign_at(i / 2) | rest << rest_at(i / 2)) << i % 2 * 16;
+    }
 
     KCCL_DECODE static float number(uint32_t bits, uint32_t) {
         constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
@@ -49,18 +57,29 @@ struct E2m1Numbers {
         constexpr uint32_t kNum = sizeof(stored) / sizeof(uint32_t);
         uint64_t fours[2 * kNum];
         KCCL_UNROLL
-        for (uint32_t i = 0; i < 2 * kNum; ++i) {
-            const uint32_t four = stored.word[i / 2] >> 8 * (i % 2);
-            fours[i] = halves(four) | uint64_t{halves(four >> 4)} << 32;
+        for (uint32_t i = 0; i < kNum; ++i) {
+            const uint32_t word = stored.word[i];
+            fours[2 * i] = halves<0>(word) | uint64_t{halves<1>(word)} << 32;
+            fours[2 * i + 1] = halves<2>(word) | uint64_t{halves<3>(word)} << 32;
         }
         return Unit::words_of(fours);
     }
 
   private:
-    // Returns two FP16 numbers, from the lowest 4 bits of each half of a word.
-    KCCL_DECODE static uint32_t halves(uint32_t two) {
-        constexpr uint32_t kTwo = 0x00010001, kSign = 0x8000, kRest = 0x0e00;
-        return (two << 12 & kSign * kTwo) | (two << 9 & kRest * kTwo);
+    // Where a pair's sign lies in each half of a word, and the lowest of its other three bits. FP16
+    // has them at 15 and 9.
+    KCCL_CONSTEXPR static uint32_t sign_at(uint32_t pair) {
+        return pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;
+    }
+    KCCL_CONSTEXPR static uint32_t rest_at(uint32_t pair) { return 9 - 3 * pair; }
+
+    // Returns a pair of a word as two FP16 numbers.
+    template <uint32_t PAIR>
+    KCCL_DECODE static uint32_t halves(uint32_t word) {
+        constexpr uint32_t kTwo = 0x00010001, kSign = 0x8000 * kTwo, kRest = 0x0e00 * kTwo;
+        constexpr uint32_t kToSign = 15 - sign_at(PAIR), kToRest = 9 - rest_at(PAIR);
+        if constexpr (kToSign == kToRest) return word << kToRest & (kSign | kRest);
+        return (word << kToSign & kSign) | (word << kToRest & kRest);
     }
 };
 
