@@ -18,9 +18,9 @@ from groups import (
 from long import long_after
 
 import kccl
-from kccl import topology
 from kccl.base import dtypes
 from kccl.plan.ops import ops_of
+from kccl.topology import placement
 
 INTERLEAVED = tuple(tuple(range(first, 12, 3)) for first in range(3))
 UNEVEN_AND_MIXED = ((0, 2, 4, 6, 8), (1, 3, 9), (5,), (7, 10))
@@ -33,7 +33,7 @@ def test_every_collective(world_size):
 
 @pytest.mark.parametrize("groups", long_after(0, [(UNEVEN_AND_MIXED,), (INTERLEAVED,)]))
 def test_groups_whose_ranks_are_not_consecutive(monkeypatch, groups):
-    monkeypatch.setattr(topology.placement, "groups", lambda *_: groups)
+    monkeypatch.setattr(placement, "groups", lambda *_: groups)
     kccl.run_threads(check_all, sum(map(len, groups)), timeout=60)
 
 
