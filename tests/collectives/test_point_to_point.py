@@ -4,8 +4,8 @@ import random
 import threading
 
 import numpy as np
+import preloaded
 import pytest
-import ranks
 
 import kccl
 
@@ -338,7 +338,7 @@ comm.close()
 
 
 def test_processes():
-    code, said, err = ranks.run(3, PROCESSES)
+    code, said, err = preloaded.run(3, PROCESSES)
     assert code == 0 and sorted(said) == [0, 1, 2], err
 
 
@@ -365,7 +365,7 @@ except kccl.PeerLost as error:
     [("comm.recv(x, 1)", 1), ("comm.send(x, 1)", 100_000), ("comm.recv(x, 1)", 10**5)],
 )
 def test_a_lost_peer_is_named(call, count):
-    _, said, err = ranks.run(3, LOST.format(call=call, count=count))
+    _, said, err = preloaded.run(3, LOST.format(call=call, count=count))
     assert sorted(said) == [0, 2] and all(each["peer"] == 1 for each in said.values()), (said, err)
     assert all("the process of peer 1 has ended" in each["text"] for each in said.values())
 
@@ -394,6 +394,6 @@ except (ZeroDivisionError, kccl.Error) as error:
 
 
 def test_an_interrupted_receive_from_any_rank_names_no_peer():
-    _, said, err = ranks.run(2, INTERRUPTED)
+    _, said, err = preloaded.run(2, INTERRUPTED)
     text = "rank 0 was interrupted; rank 0 waited for its peers: 0 other messages of its peers have"
     assert text in said[1]["text"], (said, err)

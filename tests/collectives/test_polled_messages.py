@@ -4,8 +4,8 @@ import threading
 import time
 
 import numpy as np
+import preloaded
 import pytest
-import ranks
 
 import kccl
 
@@ -77,7 +77,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("world_size", [2, 9])
 def test_a_peer_that_is_killed(world_size):
-    _, said, err = ranks.run(world_size, "import numpy as np\n" + LOST)
+    _, said, err = preloaded.run(world_size, "import numpy as np\n" + LOST)
     assert f"peer {world_size - 1}" in said[0]["message"], err
 
 
@@ -114,7 +114,7 @@ else:
     time.sleep(SECONDS)
 os._exit(0)
 """.replace("SECONDS", "3")
-    _, said, err = ranks.run(2, program, KCCL_TIMEOUT="0.3", KCCL_FIRST_TIMEOUT="40")
+    _, said, err = preloaded.run(2, program, KCCL_TIMEOUT="0.3", KCCL_FIRST_TIMEOUT="40")
     assert said[0]["seconds"] < 20, err
 
 

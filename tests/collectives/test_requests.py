@@ -5,8 +5,8 @@ import threading
 import weakref
 
 import numpy as np
+import preloaded
 import pytest
-import ranks
 
 import kccl
 
@@ -178,6 +178,6 @@ comm.close()
 
 
 def test_other_threads_run_while_a_request_copies():
-    code, said, err = ranks.run(2, PROGRAM)
+    code, said, err = preloaded.run(2, PROGRAM)
     assert code == 0, err
     assert said[1]["gained"] > 0

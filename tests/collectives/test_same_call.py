@@ -1,12 +1,11 @@
 """Ranks that make different calls are told so, on all ranks."""
 
-import json
 import time
 from array import array
 
 import numpy as np
+import preloaded
 import pytest
-from ranks import Job
 
 import kccl
 
@@ -365,13 +364,11 @@ mine = x[1000 + 500 * comm.rank :][:500]
 mine[:] = comm.rank
 comm.all_reduce(mine)
 sums = comm.all_reduce(x[:500], out=np.empty(500, np.float32))
-say(told=told, mine=mine[7].item())
+say(rank=comm.rank, told=told, mine=mine[7].item())
 """
-    with Job(2, program, KCCL_CHECK="1") as job:
-        output, errors = job.process.communicate(timeout=60)
-    found = [json.loads(line) for line in output.splitlines()]
-    assert len(found) == 2, output + errors
-    for each in found:
+    _, said, errors = preloaded.run(2, program, KCCL_CHECK="1")
+    assert len(said) == 2, errors
+    for each in said.values():
         assert each["mine"] == 1
         assert len(each["told"]) == 3, each
         for text in each["told"]:
@@ -385,13 +382,11 @@ x = np.ones((1 << 22) >> comm.rank, np.float32)
 try:
     for _ in range(3):
         comm.all_reduce(x)
-    say(text="no error")
+    say(rank=comm.rank, text="no error")
 except kccl.InvalidArgument as error:
-    say(text=str(error))
+    say(rank=comm.rank, text=str(error))
 """
-    with Job(2, program) as job:
-        output, errors = job.process.communicate(timeout=60)
-    told = [json.loads(line)["text"] for line in output.splitlines()]
-    assert len(told) == 2, output + errors
-    for text in told:
-        assert "16777216 bytes" in text and "8388608 bytes" in text
+    _, said, errors = preloaded.run(2, program)
+    assert len(said) == 2, errors
+    for each in said.values():
+        assert "16777216 bytes" in each["text"] and "8388608 bytes" in each["text"]

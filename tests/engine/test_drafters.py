@@ -8,8 +8,8 @@ import threading
 import time
 from itertools import count
 
+import preloaded
 import pytest
-import ranks
 from drafting import knows, tokens_of, told
 from long import long_after
 
@@ -255,7 +255,7 @@ say(rank=rank, are_same=are_same, accepted=accepted, raised=raised)
 
 def test_drafts_of_a_job_of_processes():
     path = f"import sys; sys.path[:0] = {sys.path!r}\n"
-    code, said, err = ranks.run(
+    code, said, err = preloaded.run(
         2, path + JOB, timeout=180, KCCL_TIMEOUT="90", KCCL_FIRST_TIMEOUT="90"
     )
     assert code == 0, err

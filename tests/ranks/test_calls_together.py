@@ -7,9 +7,10 @@ import threading
 import time
 
 import numpy as np
+import preloaded
 import pytest
 from long import long_after
-from ranks import AT_ONCE, run
+from ranks import AT_ONCE
 
 import kccl
 from kccl import start, topology
@@ -287,7 +288,7 @@ LIMITS = {
 def test_a_limit_of_one_process_is_an_error_on_all_ranks(name):
     value, call, reason = LIMITS[name]
     program = OF_LIMITS.replace("WHICH", name).replace("VALUE", value).replace("CALL", call)
-    code, said, err = run(3, program)
+    code, said, err = preloaded.run(3, program)
     assert code == 0, err
     assert [said[rank]["sum"] for rank in range(3)] == [3, 3, 3]
     for fact in said.values():
@@ -382,7 +383,7 @@ comm.barrier()
     "call", long_after(1, ["part.barrier()", "part.gather_objects(1)", "part.wait(peer=1)"])
 )
 def test_a_dropped_communicator_tells_its_peers(call):
-    code, said, err = run(3, DROPPED.replace("CALL", call))
+    code, said, err = preloaded.run(3, DROPPED.replace("CALL", call))
     assert code == 0, err
     assert sorted(said) == [0, 2]
     for fact in said.values():

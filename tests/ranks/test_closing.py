@@ -5,8 +5,8 @@ import weakref
 from types import SimpleNamespace
 
 import numpy as np
+import preloaded
 import pytest
-from ranks import run
 
 import kccl
 from kccl.backends.host import HostBackend
@@ -96,6 +96,6 @@ if comm.rank == 0:
 x = part.all_reduce(np.ones(1))
 say(rank=comm.rank, sum=x[0])
 """
-    code, said, err = run(2, program)
+    code, said, err = preloaded.run(2, program)
     assert code == 0, err
     assert [said[rank]["sum"] for rank in range(2)] == [2, 2]

@@ -12,8 +12,9 @@ import time
 import weakref
 
 import numpy as np
+import preloaded
 import pytest
-from ranks import LAUNCHER, PRELUDE, environment, eventually, run
+from ranks import LAUNCHER, environment, eventually, whole
 
 import kccl
 from kccl.backends.host import HostBackend
@@ -55,7 +56,7 @@ comm.barrier()
 
 @pytest.mark.long
 def test_dropped_parts_of_processes():
-    code, said, err = run(3, COUNT + DROPPED)
+    code, said, err = preloaded.run(3, COUNT + DROPPED)
     assert code == 0, err
     assert sorted(said) == [0, 1, 2]
     for fact in said.values():
@@ -105,7 +106,7 @@ say(rank=comm.rank, before=before, after=has())
 @pytest.mark.parametrize("program", [KEPT, MADE_AGAIN], ids=["kept", "made again"])
 def test_close_frees_at_once(program):
     """Without the cyclic collector, and while the program keeps what is closed."""
-    code, said, err = run(2, HAS + program)
+    code, said, err = preloaded.run(2, HAS + program)
     assert code == 0, err
     for fact in said.values():
         assert fact["after"] == fact["before"]
@@ -159,7 +160,7 @@ try:
 except kccl.PeerLost as error:
     say(rank=comm.rank, peer=error.peer, sum=float(x[0]))
 """
-    code, said, err = run(2, program)
+    code, said, err = preloaded.run(2, program)
     assert code == 3, err
     assert said == {1: {"rank": 1, "peer": 0, "sum": 2.0}}
 
@@ -276,7 +277,7 @@ with open(f"found {comm.rank}", "w") as file:
 def test_no_socket_becomes_a_standard_stream(tmp_path, monkeypatch):
     """Python opens files of its own for a moment only, so a program may start without streams."""
     monkeypatch.chdir(tmp_path)
-    rank = [sys.executable, "-c", PRELUDE + CLOSED]
+    rank = [sys.executable, "-c", whole(CLOSED)]
     closes = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     command = [*closes, *LAUNCHER, "-n", "2", "--", *closes, *rank]
     assert subprocess.run(command, env=environment(), timeout=60).returncode == 0

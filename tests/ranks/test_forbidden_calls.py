@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from forbidden import forbid
-from ranks import LAUNCHER, PRELUDE, environment, eventually, facts
+from ranks import LAUNCHER, environment, eventually, facts, whole
 
 import kccl
 from kccl.backends.watch import Watcher
@@ -26,7 +26,7 @@ FORBIDDEN = Path(__file__).parents[1] / "support" / "forbidden.py"
 def run(error, names, world_size, program, *options):
     """Exit code, what ranks said by rank, and stderr."""
     command = [sys.executable, FORBIDDEN, error, names, "--", *LAUNCHER, "-n", str(world_size)]
-    command += [*options, "--", sys.executable, "-c", PRELUDE + program]
+    command += [*options, "--", sys.executable, "-c", whole(program)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     return done.returncode, {fact["rank"]: fact for fact in facts(done.stdout)}, done.stderr
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from mpi_nodes import MPICH, WORKERS
-from ranks import PRELUDE, environment, facts
+from ranks import environment, facts, whole
 
 # mpirun starts all ranks on this host; each goes to its own, two to a host.
 RANK = """
@@ -86,7 +86,7 @@ say(rank=comm.rank, host=socket.gethostname(), node=comm.node, local=comm.local_
 time.sleep(0.5)
 os._exit(0)
 """
-    done = run(hosts, "-c", PRELUDE + program)
+    done = run(hosts, "-c", whole(program))
     said = {fact["rank"]: fact for fact in facts(done.stdout)}
     assert sorted(said) == [0, 1, 2, 3], done.stdout + done.stderr
     for rank, fact in said.items():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from long import long_after
-from ranks import AT_ONCE, LAUNCHER, PRELUDE, environment, eventually, facts, run, start
+from ranks import AT_ONCE, LAUNCHER, environment, eventually, facts, run, start, whole
 
 import kccl
 from kccl.ranks import job, launchers
@@ -276,14 +276,11 @@ def test_too_few_descriptors_for_kccl_run_are_a_sentence_with_the_number_needed(
 
 @pytest.mark.long
 def test_too_few_descriptors_for_init_are_a_sentence_with_the_number_needed():
-    program = (
-        PRELUDE
-        + """
+    program = whole("""
 comm = kccl.init()
 comm.all_reduce(np.ones(4, np.float32))
 comm.all_reduce(np.ones(1 << 20, np.float32))
-"""
-    )
+""")  # fmt: skip
     command = [*LAUNCHER, "-n", "8", "--", sys.executable, "-c", program]
     done = limited(40, command)
     found = re.search(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from long import long_after, long_beyond_each
-from ranks import AT_ONCE, PRELUDE, environment, facts, run
+from ranks import AT_ONCE, environment, facts, run, whole
 
 import kccl
 from kccl.ranks import siblings
@@ -64,7 +64,7 @@ def test_a_rank_ends_with_0_before_init_under_torchrun(tmp_path):
     if not torchrun.exists():
         pytest.skip("no torchrun beside this Python")
     program = tmp_path / "program.py"
-    program.write_text(PRELUDE + TORCHRUN)
+    program.write_text(whole(TORCHRUN))
     command = [torchrun, "--standalone", "--nproc-per-node", "3", program]
     done = subprocess.run(
         command,
@@ -85,7 +85,7 @@ def mpirun(world_size, program, **variables):
     """Exit code, what ranks said, and stderr."""
     if not MPIRUN.exists():
         pytest.skip("no mpirun beside this Python")
-    command = [MPIRUN, "-n", str(world_size), sys.executable, "-c", PRELUDE + program]
+    command = [MPIRUN, "-n", str(world_size), sys.executable, "-c", whole(program)]
     done = subprocess.run(
         command, env=environment(**variables), capture_output=True, text=True, timeout=60
     )

@@ -4,9 +4,9 @@ import queue
 import threading
 
 import numpy as np
+import preloaded
 import pytest
 from long import long_after
-from ranks import run
 
 import kccl
 
@@ -43,8 +43,8 @@ say(rank=comm.rank, peer=peer, text=text, size=smaller.world_size, total=float(t
     ("world_size", "values"), long_after(1, [(9, 50_000), (12, 50_000), (9, 2), (12, 2)])
 )
 def test_a_killed_rank_of_another_group_is_named(world_size, values):
-    code, said, err = run(world_size, KILLED.replace("VALUES", str(values)), timeout=300)
-    assert code == 128 + 9, err
+    code, said, err = preloaded.run(world_size, KILLED.replace("VALUES", str(values)), timeout=300)
+    assert code == -9, err
     last = world_size - 1
     assert sorted(said) == list(range(last)), err
     for rank, facts in said.items():
@@ -62,7 +62,7 @@ x = np.full(30_000, comm.rank, np.float64)
 whole = comm.all_gather(comm.all_reduce(x)[:2])
 say(rank=comm.rank, right=bool((whole == 120).all() and whole.shape == (16, 2)))
 """
-    code, said, err = run(16, program, timeout=300)
+    code, said, err = preloaded.run(16, program, timeout=300)
     assert code == 0, err
     assert len(said) == 16 and all(facts["right"] for facts in said.values())
 
@@ -242,7 +242,7 @@ comm.close()
 
 @pytest.mark.long
 def test_ctrl_c_ends_a_wait():
-    _, said, err = run(10, INTERRUPTED, timeout=300)
+    _, said, err = preloaded.run(10, INTERRUPTED, timeout=300)
     assert said[0]["how"] == "interrupted", err
     for rank in range(1, 9):
         assert "rank 0 was interrupted" in said[rank]["how"], said[rank]

@@ -8,9 +8,9 @@ import threading
 import time
 
 import numpy as np
+import preloaded
 import pytest
 from long import long_after
-from ranks import run
 
 import kccl
 
@@ -64,7 +64,7 @@ say(rank=comm.rank, errors=errors, sums=sums, after=comm.all_reduce(np.ones(4)).
 @pytest.mark.parametrize("call", long_after(3, SECOND.values()), ids=SECOND)
 def test_the_second_thread_is_refused_and_the_first_goes_on(call):
     program = PROGRAM.replace("CALL", call).replace("FIRST", "op()")
-    code, said, err = run(2, program)
+    code, said, err = preloaded.run(2, program)
     assert code == 0, err
     assert [error[: len(REFUSED)] for error in said[0]["errors"]] == [REFUSED]
     for rank in range(2):
@@ -75,7 +75,9 @@ def test_the_second_thread_is_refused_and_the_first_goes_on(call):
 @pytest.mark.parametrize("check", ["0", "1"])
 def test_a_call_that_is_not_prepared_is_protected_too(check):
     program = PROGRAM.replace("CALL", "comm.all_reduce(y)")
-    code, said, err = run(2, program.replace("FIRST", "comm.all_reduce(x)"), KCCL_CHECK=check)
+    code, said, err = preloaded.run(
+        2, program.replace("FIRST", "comm.all_reduce(x)"), KCCL_CHECK=check
+    )
     assert code == 0, err
     assert len(said[0]["errors"]) == 1
     assert said[0]["sums"] == said[1]["sums"] == [2, 1]

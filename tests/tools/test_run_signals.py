@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from ranks import LAUNCHER, PRELUDE, Job, environment, eventually
+from ranks import LAUNCHER, Job, environment, eventually, whole
 
 from kccl.ranks.processes import _state as state
 
@@ -44,7 +44,7 @@ def test_signals_are_passed_on_and_end_the_launcher_cleanly(last):
 
 def test_ctrl_z_stops_the_ranks_with_the_launcher():
     """In a session of the tests' own shell: where nobody can continue it, nothing is stopped."""
-    command = [*LAUNCHER, "-n", "2", "--timeout", "60", "--", sys.executable, "-c", PRELUDE + HEARS]
+    command = [*LAUNCHER, "-n", "2", "--timeout", "60", "--", sys.executable, "-c", whole(HEARS)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env=environment(), process_group=0, **options)
     try:
