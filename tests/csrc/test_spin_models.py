@@ -155,8 +155,11 @@ ALL_BUGS = {
 
 
 @pytest.fixture(scope="module")
-def search(tmp_path_factory) -> Iterator[Search]:
-    yield from searches(ALL_RUNS.values(), ALL_BUGS, lambda: tmp_path_factory.mktemp("model"))
+def search(request, tmp_path_factory) -> Iterator[Search]:
+    """Searches all runs, and of the planted bugs those that this session hunts."""
+    calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
+    chosen = [call.params["bug"] for call in calls if call.params.get("bug") in ALL_BUGS]
+    yield from searches(ALL_RUNS.values(), chosen, lambda: tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.long
