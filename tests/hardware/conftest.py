@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ HERE = Path(__file__).parent
 SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_linking", "test_gpu_publish")
 SHARING += ("test_modules",)
 IS_SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
+
+
+@cache
+def is_here(path):
+    """Whether a file of tests is one of this folder. Thousands of tests ask."""
+    return HERE in path.parents
 
 
 def num_gpus():
@@ -75,7 +82,8 @@ def is_chosen(config, items):
 
     def chosen(item):
         size = world_size_of(item)
-        return (sizes is None or size in sizes) and most.get(kind_of(item), size) == size
+        is_most = not most or most.get(kind_of(item), size) == size
+        return (sizes is None or size in sizes) and is_most
 
     return chosen
 
@@ -83,14 +91,14 @@ def is_chosen(config, items):
 # First, because pytest-xdist reads the groups' marks in its own hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    chosen = is_chosen(config, [item for item in items if HERE in item.path.parents])
+    chosen = is_chosen(config, [item for item in items if is_here(item.path)])
     config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
     items[:] = [item for item in items if chosen(item)]
     count, reason = num_gpus()
-    of_gpus = [item for item in items if HERE in item.path.parents]
+    of_gpus = [item for item in items if is_here(item.path)]
     if of_gpus and not count and not config.option.collectonly:
         leave_out(config, of_gpus, reason)
-        items[:] = [item for item in items if HERE not in item.path.parents]
+        items[:] = [item for item in items if not is_here(item.path)]
         return
     for item in of_gpus:
         wanted = world_size_of(item)
