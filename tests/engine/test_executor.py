@@ -93,7 +93,7 @@ def test_every_op_is_the_references(case):
 def test_any_number_of_ranks_and_blocks_gives_the_same_bits(case):
     checkpoint = checkpoint_of(case)
     ids, logits = ids_for(checkpoint), []
-    for ranks, blocks in ((1, 1), (1, 3), (2, 1), (3, 2), (4, 1), (8, 1)):
+    for ranks, blocks in ((1, 1), (1, 3), (3, 2), (8, 1)):
         with Engine(checkpoint, ranks=ranks, blocks=blocks) as engine:
             logits.append(engine.logits(ids).view(np.uint32))
     for each in logits[1:]:

@@ -85,10 +85,11 @@ def _snake_case(name: str) -> str:
 def test_refused_words_are_in_no_identifier():
     refused = re.compile("|".join(map(re.escape, REFUSED)))
     # Most files have no such word at all, and are not parsed.
-    joined = re.compile(refused.pattern.replace("_", "_?"), re.IGNORECASE)
+    joined = {word.replace("_", "") for word in REFUSED}
     files = defaultdict(list)
     for path in source_files(".", "cuh", "cu", "h", "hpp", "inc", "cpp", "py"):
-        if not joined.search(path.read_text()):
+        text = path.read_text().lower().replace("_", "")
+        if not any(word in text for word in joined):
             continue
         for name in identifiers(path):
             files[name].append(path.relative_to(ROOT))

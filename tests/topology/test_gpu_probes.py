@@ -26,7 +26,7 @@ def homes(seed):
 
 def ticks(gap, noise, seed=0):
     """Loads of each line by each unit, with what units, lines and disturbances add."""
-    some = random.Random(seed)
+    some, home_of_lines = random.Random(seed), homes(seed)
     of_units = [some.gauss(0, 5) for _ in SIDES]
     of_lines = [some.gauss(0, 8) for _ in range(LINES)]
     return [
@@ -37,7 +37,7 @@ def ticks(gap, noise, seed=0):
             + of_lines[k]
             + some.gauss(0, noise)
             + (some.random() < 0.001) * 400
-            for k, home in enumerate(homes(seed))
+            for k, home in enumerate(home_of_lines)
         ]
         for i, side in enumerate(SIDES)
     ]
