@@ -24,11 +24,13 @@ CORE_SOURCES := pyproject.toml setup.py kccl/plan/spec.py kccl/plan/specs.py kcc
 	engine/abi.inc $(shell find csrc/host csrc/sim csrc/include engine/host -type f \
 	-not -path '*/__pycache__/*' -not -name '*.md')
 
-# What KCCL, its MPI extra, its benches, its engine and its server need, a line each.
-REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+# What KCCL, its MPI extra, its benches, its engine and its server need, and what tests need; a line each.
+EXTRAS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	extras = project["optional-dependencies"]; \
-	serve = [each for each in extras["serve"] if not each.startswith("kccl[")]; \
-	print(*project["dependencies"], *extras["mpi"], *extras["bench"], *extras["engine"], *serve, sep="\n")
+	others = lambda name: [each for each in extras[name] if not each.startswith("kccl[")];
+REQUIREMENTS := $(EXTRAS) print(*project["dependencies"], *extras["mpi"], *extras["bench"], *extras["engine"], \
+	*others("serve"), sep="\n")
+DEV_REQUIREMENTS := $(EXTRAS) print(*others("dev"), sep="\n")
 
 # Without a system compiler, setup.py uses the one inside the ziglang wheel.
 HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
@@ -90,9 +92,19 @@ $(VENV)/.installed: $(VENV)/.compiled $(VENV)/.packages
 	$(STEP) "installing KCCL" "KCCL installed" $(BIN)/pip $(INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+# This too: one core of two would be idle behind the compilation.
+$(VENV)/.dev-packages: $(VENV)/.packages
+	@$(PYTHON) -c '$(DEV_REQUIREMENTS)' > $(VENV)/dev-requirements.txt
 	$(STEP) "installing what tests need" "what tests need installed" \
-		$(BIN)/pip $(INSTALL) --no-build-isolation --editable ".[dev]"
+		$(BIN)/pip $(INSTALL) -r $(VENV)/dev-requirements.txt
+	@touch $@
+
+# Two pips do not work in one environment at a time. These goals need no packages for tests.
+ifneq ($(filter-out help setup demo topo nccl records gpu clean,$(MAKECMDGOALS)),)
+$(VENV)/.installed: | $(VENV)/.dev-packages
+endif
+
+$(VENV)/.dev: $(VENV)/.installed $(VENV)/.dev-packages
 	@touch $@
 
 # Open MPI's wheel would overwrite MPICH's files in .venv. pip is .venv's.
