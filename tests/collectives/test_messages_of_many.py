@@ -176,7 +176,8 @@ part.barrier()
 @pytest.mark.long
 @pytest.mark.parametrize(("call", "count"), [("comm.recv(x, 9)", 1), ("comm.send(x, 9)", 100_000)])
 def test_a_lost_peer_is_named(call, count):
-    _, said, err = preloaded.run(10, LOST.format(call=call, count=count))
+    code, said, err = preloaded.run(10, LOST.format(call=call, count=count))
+    assert code == -9, err
     assert sorted(said) == list(range(9)), (said, err)
     for rank, fact in said.items():
         assert fact["peer"] == 9 and "the process of peer 9 has ended" in fact["said"]
@@ -207,7 +208,8 @@ comm.gather_objects(0)
 
 @pytest.mark.long
 def test_an_interrupt_ends_the_receives_of_all():
-    _, said, err = preloaded.run(10, INTERRUPTED)
+    code, said, err = preloaded.run(10, INTERRUPTED)
+    assert code == 0, err
     assert sorted(said) == list(range(10)), (said, err)
     for rank, fact in said.items():
         assert rank == 9 or "rank 9 was interrupted" in fact["said"], fact

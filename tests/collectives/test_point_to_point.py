@@ -365,7 +365,8 @@ except kccl.PeerLost as error:
     [("comm.recv(x, 1)", 1), ("comm.send(x, 1)", 100_000), ("comm.recv(x, 1)", 10**5)],
 )
 def test_a_lost_peer_is_named(call, count):
-    _, said, err = preloaded.run(3, LOST.format(call=call, count=count))
+    code, said, err = preloaded.run(3, LOST.format(call=call, count=count))
+    assert code == -9, err
     assert sorted(said) == [0, 2] and all(each["peer"] == 1 for each in said.values()), (said, err)
     assert all("the process of peer 1 has ended" in each["text"] for each in said.values())
 
@@ -394,6 +395,7 @@ except (ZeroDivisionError, kccl.Error) as error:
 
 
 def test_an_interrupted_receive_from_any_rank_names_no_peer():
-    _, said, err = preloaded.run(2, INTERRUPTED)
+    code, said, err = preloaded.run(2, INTERRUPTED)
+    assert code == 0, err
     text = "rank 0 was interrupted; rank 0 waited for its peers: 0 other messages of its peers have"
     assert text in said[1]["text"], (said, err)

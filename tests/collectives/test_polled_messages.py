@@ -77,7 +77,8 @@ os._exit(0)
 
 @pytest.mark.parametrize("world_size", [2, 9])
 def test_a_peer_that_is_killed(world_size):
-    _, said, err = preloaded.run(world_size, "import numpy as np\n" + LOST)
+    code, said, err = preloaded.run(world_size, LOST)
+    assert code == -9, err
     assert f"peer {world_size - 1}" in said[0]["message"], err
 
 
@@ -99,7 +100,6 @@ def test_a_message_that_was_sent_before_the_end_comes():
 def test_the_shorter_limit_holds_after_a_message():
     """A program may have messages only, and no collective."""
     program = """
-import numpy as np
 comm = kccl.init()
 x = np.zeros(1)
 if comm.rank == 0:
@@ -114,7 +114,8 @@ else:
     time.sleep(SECONDS)
 os._exit(0)
 """.replace("SECONDS", "3")
-    _, said, err = preloaded.run(2, program, KCCL_TIMEOUT="0.3", KCCL_FIRST_TIMEOUT="40")
+    code, said, err = preloaded.run(2, program, KCCL_TIMEOUT="0.3", KCCL_FIRST_TIMEOUT="40")
+    assert code == 0, err
     assert said[0]["seconds"] < 20, err
 
 

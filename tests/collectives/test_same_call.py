@@ -366,7 +366,8 @@ comm.all_reduce(mine)
 sums = comm.all_reduce(x[:500], out=np.empty(500, np.float32))
 say(rank=comm.rank, told=told, mine=mine[7].item())
 """
-    _, said, errors = preloaded.run(2, program, KCCL_CHECK="1")
+    code, said, errors = preloaded.run(2, program, KCCL_CHECK="1")
+    assert code == 0, errors
     assert len(said) == 2, errors
     for each in said.values():
         assert each["mine"] == 1
@@ -386,7 +387,8 @@ try:
 except kccl.InvalidArgument as error:
     say(rank=comm.rank, text=str(error))
 """
-    _, said, errors = preloaded.run(2, program)
+    code, said, errors = preloaded.run(2, program)
+    assert code == 0, errors
     assert len(said) == 2, errors
     for each in said.values():
         assert "16777216 bytes" in each["text"] and "8388608 bytes" in each["text"]

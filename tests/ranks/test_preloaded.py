@@ -46,6 +46,11 @@ def test_an_error_of_a_rank_is_reported():
     assert "rank 1: exit code 1" in err and "AssertionError: no luck" in err
 
 
+def test_nothing_but_what_ranks_wrote_is_reported_without_an_error():
+    assert preloaded.run(2, "say(rank=0)")[2] == ""
+    assert preloaded.run(1, "print('a warning', file=sys.stderr)")[2] == "a warning\n"
+
+
 def test_exit_handlers_and_threads_of_a_rank_run_to_their_end():
     program = "import atexit\natexit.register(lambda: say(rank=0, last=True))\nsys.exit(3)\n"
     code, facts, _ = preloaded.run(1, program)
@@ -67,3 +72,9 @@ def test_ranks_past_the_limit_or_killed_are_reported_and_gone():
     assert code == preloaded.TIMED_OUT and len(facts) == 2
     assert "rank 0: exit code None" in err and "rank 1: exit code -9" in err
     assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_a_rank_that_does_not_end_is_an_error():
+    hangs = "time.sleep(60)"
+    with pytest.raises(TimeoutError, match=r"(?s)not ended after 1 s.*rank 0: exit code None"):
+        preloaded.run(1, hangs, timeout=1)

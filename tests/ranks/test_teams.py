@@ -242,7 +242,8 @@ comm.close()
 
 @pytest.mark.long
 def test_ctrl_c_ends_a_wait():
-    _, said, err = preloaded.run(10, INTERRUPTED, timeout=300)
+    code, said, err = preloaded.run(10, INTERRUPTED, timeout=300)
+    assert code == 0, err
     assert said[0]["how"] == "interrupted", err
     for rank in range(1, 9):
         assert "rank 0 was interrupted" in said[rank]["how"], said[rank]

@@ -2,6 +2,10 @@
 
 The interface is that of ranks.py, but `kccl run` does not start them: for tests of what ranks do
 together, not of how they are started.
+
+Forked ranks are more alike than a launcher's: they have the same layout of addresses, the same
+seed of hashes, the same state of np.random and the same imported modules. What is wrong only where
+these differ is found under `kccl run`.
 """
 
 import atexit
@@ -34,9 +38,16 @@ def begin():
 
 
 def run(world_size, program, *, timeout=60, **variables):
-    """Exit code, facts by rank, stderr; as ranks.run, without its launcher's options."""
+    """Exit code, facts by rank, stderr; as ranks.run, without its launcher's options.
+
+    Raises:
+        TimeoutError: A rank has not ended after `timeout` seconds.
+    """
     with Job(world_size, program, **variables) as job:
-        return job.end(timeout)
+        code, facts, err = job.end(timeout)
+    if code == TIMED_OUT:
+        raise TimeoutError(f"ranks have not ended after {timeout} s; they said {facts}\n{err}")
+    return code, facts, err
 
 
 class Job:
@@ -73,16 +84,22 @@ class Job:
         self._folder.cleanup()
 
     def end(self, timeout=60):
-        """Exit code, the facts that ranks said, by rank, and stderr."""
+        """Exit code, the facts that ranks said, by rank, and stderr.
+
+        If a rank has failed, stderr has a heading with the exit code before what each rank wrote.
+        """
         deadline = time.monotonic() + timeout
         for process in self.processes:
             process.join(max(0, deadline - time.monotonic()))
         codes = [process.exitcode for process in self.processes]
         errors = [output.with_suffix(".err") for output in self.outputs]
-        err = "".join(
-            f"rank {rank}: exit code {code}\n{path.read_text() if path.exists() else ''}"
-            for rank, (code, path) in enumerate(zip(codes, errors, strict=True))
-        )
+        texts = [path.read_text() if path.exists() else "" for path in errors]
+        if any(code != 0 for code in codes):
+            texts = [
+                f"rank {rank}: exit code {code}\n{text}"
+                for rank, (code, text) in enumerate(zip(codes, texts, strict=True))
+            ]
+        err = "".join(texts)
         code = TIMED_OUT if None in codes else next(filter(None, codes), 0)
         return code, {fact["rank"]: fact for fact in self.facts()}, err
 
