@@ -6,8 +6,8 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-import preloaded
 import pytest
+from ranks import run
 
 import kccl
 
@@ -187,7 +187,7 @@ before = parts()
 window.close()
 say(rank=comm.rank, before=before, after=parts())
 """
-    code, said, err = preloaded.run(2, program)
+    code, said, err = run(2, program)
     assert code == 0, err
     assert [said[rank]["before"] for rank in range(2)] == [[True, True]] * 2
     assert [said[rank]["after"] for rank in range(2)] == [[False, False]] * 2

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import preloaded
 import pytest
+from ranks import run
 
 import kccl
 
@@ -322,9 +323,6 @@ def test_channels_are_for_gpus():
 
 
 PROCESSES = """
-import numpy as np
-import kccl
-
 comm = kccl.init()
 x = np.arange(300_000) + comm.rank
 y = np.zeros_like(x)
@@ -338,15 +336,11 @@ comm.close()
 
 
 def test_processes():
-    code, said, err = preloaded.run(3, PROCESSES)
+    code, said, err = run(3, PROCESSES)
     assert code == 0 and sorted(said) == [0, 1, 2], err
 
 
 LOST = """
-import os, signal
-import numpy as np
-import kccl
-
 comm = kccl.init()
 comm.barrier()
 x = np.zeros({count})
@@ -372,10 +366,6 @@ def test_a_lost_peer_is_named(call, count):
 
 
 INTERRUPTED = """
-import signal
-import numpy as np
-import kccl
-
 comm = kccl.init()
 comm.barrier()
 
