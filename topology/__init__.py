@@ -198,7 +198,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'kccl.topology' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, own = _LAZY[name].partition(".")
     return getattr(import_module(f".{module}", __name__), own or name)
 

@@ -302,3 +302,21 @@ def test_package_stands_alone() -> None:
                 names = [node.module or ""]
             assert not any(name.split(".")[0] == "kccl" for name in names), path.name
     assert all(hasattr(topology, name) for name in topology.__all__)
+
+
+def test_names_that_are_imported_when_used_are_those_that_types_know() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    known = {}
+    for node in checked.body:
+        assert isinstance(node, ast.ImportFrom)
+        for name in node.names:
+            known[name.asname or name.name] = (node.module, name.name)
+    found = {}
+    for public, path in topology._LAZY.items():
+        module, _, own = path.partition(".")
+        found[public] = (module, own or public)
+    assert found == known
+    assert all(hasattr(topology, name) for name in topology.__all__)
+    with pytest.raises(AttributeError, match=r"module 'kccl\.topology' has no attribute 'tabel'"):
+        topology.tabel  # noqa: B018
