@@ -91,11 +91,11 @@ def test_every_op_is_the_references(case):
     ],
 )
 def test_any_number_of_ranks_and_blocks_gives_the_same_bits(case):
-    checkpoint = checkpoint_of(case)
-    ids, logits = ids_for(checkpoint), []
-    for ranks, blocks in ((1, 1), (1, 3), (3, 2), (8, 1)):
+    checkpoint, logits = checkpoint_of(case), []
+    some = (3, 2) if checkpoint.config.num_lanes == 3 else (4, 1)
+    for ranks, blocks in ((1, 1), (1, 3), some, (8, 1)):
         with Engine(checkpoint, ranks=ranks, blocks=blocks) as engine:
-            logits.append(engine.logits(ids).view(np.uint32))
+            logits.append(engine.logits(ids_for(checkpoint)).view(np.uint32))
     for each in logits[1:]:
         assert (each == logits[0]).all()
 
