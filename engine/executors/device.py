@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,16 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..base.core import ENDS, lib
 from ..files.checkpoint import Checkpoint
-from ..model.drafts import OFF
-from ..model.executor import BEGINNING, EndedElsewhere, Place, Token, bad_logits, finite
+from ..model.drafts import OFF, Drafts
+from ..model.executor import BEGINNING, Place, Token, finite
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
 from ..model.variant import TRACING, USUAL, Variant
-from ..monokernel import loading, weights
+from ..monokernel import answer, loading, weights
 from ..monokernel import task as structs
-from ..monokernel.compiled import Kernels, check_sampling, wants_sampling
+from ..monokernel.compiled import Kernels, check_sampling, used_drafts, wants_sampling
 from ..monokernel.launching import Compiled, Grids, Launcher
 from ..monokernel.limits import check
 from ..monokernel.memory import Arena, GpuArena, SimArena
@@ -42,7 +40,6 @@ class DeviceExecutor:
 
     kv_item_bytes = 2
     cpus: Sequence[int] = ()
-    drafts = OFF
 
     def __init__(
         self,
@@ -85,6 +82,7 @@ class DeviceExecutor:
         self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
         self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
         self._passes = 0  # the number of chunks that all earlier prefills ran
+        self.drafts = OFF
         # State of the request that runs now.
         self._is_running = self._makes_tokens = False
         self._work = Work()
@@ -100,6 +98,7 @@ class DeviceExecutor:
             self._grids.pack,
             progress,
             slots,
+            tuning.columns,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
         self.rotations = self._loaded.rotations
@@ -142,7 +141,7 @@ class DeviceExecutor:
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
         """See Executor."""
         check_sampling(params)
-        form = {"samples": wants_sampling(params), "overlaps": overlaps}
+        form = self._form(params, self._drafts_of(params, overlaps), overlaps)
         if not self._kernels.has(self._variant, **form):
             self._load(self._kernels.get(self._variant, **form))
 
@@ -157,10 +156,11 @@ class DeviceExecutor:
         """See Executor."""
         check_ids(ids, self.context, room=1)
         check_sampling(params)
+        drafts = self._drafts_of(params, overlaps)
         self._begin(makes_tokens=True)
         self._set_ids(ids, place)
         self._task.max_tokens = params.max_tokens
-        self._set_sampling(params, overlaps)
+        self._set_sampling(params, drafts, overlaps)
         prefill = self._split_off_prefill() if overlaps else None
 
         def launch() -> None:
@@ -177,18 +177,7 @@ class DeviceExecutor:
 
     def tokens(self) -> Iterator[Token]:
         """See Executor."""
-        for index in count():
-            token = self._await(self._loaded.tokens[index])
-            token_id, end = structs.id_and_end(token)
-            if end == lib.kKcclEngineBadLogits:
-                raise bad_logits(self._dtype)
-            if end == lib.kKcclEngineCancelled:
-                raise EndedElsewhere
-            likeliest = map(self._await, self._loaded.choices.alternatives(self._task, index))
-            alternatives = tuple((each.id_and_end, each.logprob) for each in likeliest)
-            yield Token(token_id, token.logprob, ENDS[end], time.monotonic(), alternatives)
-            if ENDS[end]:
-                break
+        yield from answer.tokens(self._task, self._loaded, self._await, self._dtype)
         self.wait()
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
@@ -344,10 +333,23 @@ class DeviceExecutor:
         structs.begin(task, self._mailbox)
         self._decoder = self._kernels.get(self._variant)
 
-    def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
+    def _drafts_of(self, params: SamplingParams, overlaps: bool) -> Drafts:
+        """Returns the drafts that a request makes. Kernels of other variants make none, and none
+        where nothing overlaps.
+        """
+        drafts = used_drafts(self.drafts, params, self._tuning.columns)
+        return drafts if overlaps and self._variant == USUAL else OFF
+
+    def _form(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> dict[str, Any]:
+        """Returns which kernel a request needs, as Kernels.get() takes it."""
+        columns = self._tuning.columns if drafts.most else 1
+        return {"samples": wants_sampling(params), "overlaps": overlaps, "columns": columns}
+
+    def _set_sampling(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> None:
         """Puts into the task the settings with which the kernel chooses tokens."""
-        samples = wants_sampling(params)
-        self._decoder = self._kernels.get(self._variant, samples=samples, overlaps=overlaps)
+        form = self._form(params, drafts, overlaps)
+        self._decoder = self._kernels.get(self._variant, **form)
+        self._task.most_drafts, self._task.adapts_drafts = drafts.most, drafts.adapts
         self._loaded.choices.give_to(self._task, params)
 
     def _run_ids(

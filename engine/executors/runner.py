@@ -124,6 +124,7 @@ class Runner:
             self.drafted = drafted = Drafted()
             self._rotate(length)
             for each in self.ranks.mine:
+                each.drafts = self.drafts
                 each.prepare(params, overlaps=overlaps)
             constrained = None
             if params.grammar is not None:
@@ -131,7 +132,6 @@ class Runner:
                 constrained = Constrained(self.ranks.mine, matcher, len(ids))
                 self.ranks.helped_by(constrained.thread)
             for each in self.ranks.mine:
-                each.drafts = self.drafts
                 each.start(ids, params, place=place, overlaps=overlaps)
             self.prefixes.keep(place, ids[: place.num_cached])
             generated: list[int] = []

@@ -150,7 +150,8 @@ class ColumnsAttention {
                                                       consumer_.tag(column), heads);
         const uint32_t position = position_ + column;
         append<S>(consumer_.task(), consumer_.comm().rank, tile_at(position / kTileRows), position,
-                  turned_at(heads[0], column, true), heads[1]);
+                  turned_at(heads[0], column, true), heads[1],
+                  column != 0 && position >= consumer_.task().num_ids);
     }
 
     // Waits for the queries of kTogether columns from `first` on, and stages them. Those of columns

@@ -66,10 +66,10 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
         const auto is_over = [&] {
             return platform::warp_any(mem::has_completed_now(&shared.ended, 0));
         };
-        uint32_t parity = 0, position = task.start;
+        uint32_t parity = 0;
         Uses uses = uses_of(task.uses);
+        uint32_t num_columns = columns_of<S>(task, task.start), begun_parity = 0;
         for (uint32_t token_step = task.token_step;; ++token_step) {
-            const uint32_t num_columns = columns_of<S>(task, position);
             for (uint32_t module = 0; module < Dims::kModules; ++module) {
                 const Layer& layer = shared.layers[module / S::kNumModules];
                 const int32_t from =
@@ -109,7 +109,13 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
             }
             if constexpr (S::kColumns > 1) {
                 count_step(&uses, num_columns);
-                position += num_columns;
+                // Waits until it is known how many columns the next token step has.
+                while (platform::warp_any(!mem::has_completed_now(&shared.begun, begun_parity))) {
+                    if (is_over()) return;
+                    mem::poll_pause();
+                }
+                begun_parity ^= 1u;
+                num_columns = mem::load_plain(&shared.num_columns);
             }
         }
     }

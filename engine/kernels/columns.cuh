@@ -43,8 +43,8 @@ KCCL_CONSTEXPR uint32_t columns_at_once(uint32_t each) {
     return ceil_div(S::kColumns, ceil_div(S::kColumns, fit));
 }
 
-// Returns how many columns the token step uses that begins with `position`. A prompt's positions
-// run as many at a time as there are columns.
+// Returns how many columns the token step uses that begins with `position`, unless it has drafts. A
+// prompt's positions run as many at a time as there are columns.
 template <class S>
 KCCL_DECODE uint32_t columns_of(const Task& task, uint32_t position) {
     if constexpr (S::kColumns == 1) return 1;

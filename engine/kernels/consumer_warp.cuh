@@ -68,27 +68,51 @@ class ConsumerWarp {
 
     // ---- Columns --------------------------------------------------------------------------------
 
-    // Begins a token step that runs `num` positions from `position` on. token: the first one's id,
-    // unless the request began with it.
-    KCCL_DECODE void begin_columns(uint32_t position, uint32_t num, int32_t token) {
+    // Begins a token step at `position`. token: that position's id, unless the request began with
+    // it. The ids of the other columns are the request's or drafts.
+    KCCL_DECODE void begin_columns(uint32_t position, int32_t token) {
         if constexpr (S::kColumns > 1) {
             position_ = position;
-            num_columns_ = num;
+            num_columns_ = num_next_;
             token_ = token;
         }
+    }
+    // Ends a token step: the positions of its first `num_kept` columns belong to the text now. The
+    // next token step has num_next columns.
+    KCCL_DECODE void end_columns(uint32_t num_kept, uint32_t num_next) {
+        num_kept_ = num_kept;
+        num_next_ = num_next;
+    }
+    KCCL_DECODE uint32_t num_kept() const {
+        if constexpr (S::kColumns == 1) return 1;
+        return num_kept_;
     }
     KCCL_DECODE uint32_t num_columns() const {
         if constexpr (S::kColumns == 1) return 1;
         return num_columns_;
     }
     KCCL_DECODE const Uses& uses() const { return uses_; }
+    // Returns the id of a column that runs a draft.
+    KCCL_DECODE int32_t draft_of(uint32_t column) const {
+        return mem::load_plain(&shared_.drafts[column]);
+    }
+    // Returns the number of a column's control words at the end of the token step: how often the
+    // column was used before, modulo 4 where there are several columns.
+    KCCL_DECODE uint32_t number_of_end(uint32_t column) const {
+        if constexpr (S::kColumns == 1) return token_step_;
+        return (uses_.low >> column & 1u) | (uses_.high >> column & 1u) << 1;
+    }
     // Returns the id that a column runs. token: that of column 0.
     KCCL_DECODE int32_t id_of(int32_t token, uint32_t column) const {
-        if constexpr (S::kColumns == 1) return token;
-        const uint32_t at = position_ + column;
-        return at < task_.num_ids
-                   ? mem::load_plain(reinterpret_cast<const int32_t*>(task_.ids) + at)
-                   : token_;
+        if constexpr (S::kColumns == 1) {
+            return token;
+        } else {
+            const uint32_t at = position_ + column;
+            if (at < task_.num_ids) {
+                return mem::load_plain(reinterpret_cast<const int32_t*>(task_.ids) + at);
+            }
+            return column == 0 ? token_ : draft_of(column);
+        }
     }
 
     // Returns the tag of the vectors of a column.
@@ -305,12 +329,14 @@ class ConsumerWarp {
     Waiter<S> waiter_;
     Delays<S> delays_;
     uint32_t token_step_;
-    // With more than one column: how often each was used; and this token step's first position,
-    // number of positions, and id.
+    // With more than one column: how often each was used; this token step's first position, number
+    // of positions, and id; and what end_columns() was told.
     Uses uses_;
     uint32_t position_ = 0;
     uint32_t num_columns_ = 1;
     int32_t token_ = 0;
+    uint32_t num_kept_ = 1;
+    uint32_t num_next_ = 1;
     uint32_t op_ = 0;
     uint32_t traced_op_ = 0;
     uint32_t traced_stage_ = 0;

@@ -180,17 +180,21 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     }
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
     if constexpr (S::kSamples) begin_text(consumer);
+    if constexpr (S::kColumns > 1) {
+        if (leads(block())) mem::store_plain(&shared.pace, Pace{});
+        consumer.end_columns(0, columns_of<S>(task, task.start));
+    }
     for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn;
-         position += consumer.num_columns()) {
+         position += consumer.num_kept()) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
-        Best best = {0, -1, false};
-        consumer.begin_columns(position, columns_of<S>(task, position), token);
+        Bests<S> best = no_bests<S>();
+        consumer.begin_columns(position, token);
         const uint32_t last = position + consumer.num_columns() - 1;
         consumer.weights().begin_token_step(wants_head(task, last));
         if (!run_layers(consumer, position, token) ||
             (wants_head(task, last) && !head(consumer, position, &best)) ||
-            !finish(consumer, last, best, &verdict)) {
+            !finish(consumer, position, best, &verdict)) {
             break;
         }
     }
@@ -224,6 +228,7 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
         mem::init_copies(&shared.asked, S::kWarps);
         init_meeting(shared.met, S::kWarps);
         if constexpr (S::kHasExperts) mem::init_copies(&shared.has_chosen, 1);
+        if constexpr (S::kColumns > 1) mem::init_copies(&shared.begun, 1);
         mem::init_copies(&shared.ended, 1);
         mem::init_copies(&shared.gave_up, 1);
     }

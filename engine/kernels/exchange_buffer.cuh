@@ -29,8 +29,9 @@
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
 //
 // A token step may run several positions, each in a column of its own (columns.cuh). A column has
-// slots of its own, and counts the token steps that use it. Its tags follow from that number: a
-// word of a column that a token step does not use stays as it is.
+// slots of its own, those at the end of a token step included, and counts the token steps that use
+// it. Its tags follow from that number: a word of a column that a token step does not use stays as
+// it is. So each column that is used sends its control words, even if nobody needs them.
 //
 // The exchange buffer is zero before token step 0. The tag of that step is 1.
 #pragma once

@@ -1,6 +1,13 @@
 // Ends a token step: all blocks of all ranks wait for each other, and learn the next token.
+//
+// A token step may have drafts (drafts.cuh). Then each of its columns chooses a token, in their
+// order, each from the logits behind all tokens before it, as without drafts. This ends behind the
+// first token that differs from its draft. The next token step begins at that token. Its position's
+// key and value, and those behind it, are written again before a query sees them
+// (attend_columns.cuh).
 #pragma once
 
+#include "drafts.cuh"
 #include "sample.cuh"
 
 namespace kccl::decode {
@@ -58,6 +65,14 @@ struct Verdict {
     uint32_t end;  // KcclEngineEnd
 };
 
+// Returns the first column of a token step whose logits may be used to choose a token: of a
+// request's own ids only the last can.
+template <class S>
+KCCL_DECODE uint32_t first_choosing(const ConsumerWarp<S>& consumer, uint32_t position) {
+    if constexpr (S::kColumns == 1) return 0;
+    return position < consumer.task().num_ids ? consumer.num_columns() - 1 : 0;
+}
+
 // Adds what one block tells to what others have told.
 KCCL_DECODE void combine(Ending* all, const Ending& one) {
     all->best = better(all->best, one.best);
@@ -70,40 +85,97 @@ KCCL_DECODE void combine(Ending* all, const Ending& one) {
 template <class S>
 KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
     constexpr uint32_t kEach = ceil_div(S::kWorldSize * S::kBlocks, Shape<S>::kConsumerThreads);
-    const uint32_t first = Slots<S>::end(consumer.token_step(), 0, 0);
-    Float4 float4s[kEach];
-    uint32_t slots[kEach], wanted = 0;
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at =
-            (k * S::kWarps + consumer.warp_index()) * platform::kWarpSize + consumer.thread();
-        const bool is_there = at < S::kWorldSize * S::kBlocks;
-        wanted |= is_there ? 1u << k : 0;
-        slots[k] = first + (is_there ? at : 0);
-    }
-    consumer.template await<ConsumerWarp<S>::kReach, false>(
-        slots, wanted, tag_of_end(consumer.token_step()), float4s, (1u << S::kWorldSize) - 1);
-    mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
-    Ending all = {{0, -1, false}, false};
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        if ((wanted >> k & 1u) != 0) combine(&all, ending_of(control_word_of(float4s[k])));
-    }
-    all.best = best_of_warp(all.best);
-    all.is_cancelled = platform::warp_any(all.is_cancelled);
-    if (leads(warp())) {
-        mem::store_plain(&consumer.shared().endings[consumer.warp_index()], control_word_of(all));
-    }
+    consumer.template for_columns<1>([&](uint32_t column) {
+        const uint32_t number = consumer.number_of_end(column);
+        const uint32_t first = Slots<S>::in_column(Slots<S>::end(number, 0, 0), column);
+        Float4 float4s[kEach];
+        uint32_t slots[kEach], wanted = 0;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kEach; ++k) {
+            const uint32_t at =
+                (k * S::kWarps + consumer.warp_index()) * platform::kWarpSize + consumer.thread();
+            const bool is_there = at < S::kWorldSize * S::kBlocks;
+            wanted |= is_there ? 1u << k : 0;
+            slots[k] = first + (is_there ? at : 0);
+        }
+        consumer.template await<ConsumerWarp<S>::kReach, false>(slots, wanted, tag_of_end(number),
+                                                                float4s, (1u << S::kWorldSize) - 1);
+        // All columns' control words are behind the same release of their block.
+        if (column == 0) mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
+        Ending all = {{0, -1, false}, false};
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kEach; ++k) {
+            if ((wanted >> k & 1u) != 0) combine(&all, ending_of(control_word_of(float4s[k])));
+        }
+        all.best = best_of_warp(all.best);
+        all.is_cancelled = platform::warp_any(all.is_cancelled);
+        if (leads(warp())) {
+            mem::store_plain(&consumer.shared().endings[consumer.warp_index()][column],
+                             control_word_of(all));
+        }
+    });
 }
 
-// Decides whether the request ends, and leaves the verdict in shared memory for the block. In block
-// 0, also reports the token to the host. all: the combination of all blocks' control words. Called
-// by warp 0.
+// Publishes the block's control words of all columns, each by a thread of warp 0: its most likely
+// token. What ends the request (cancelled, bad: numbers of requests, as the first thread knows
+// them) is in that of the first column that chooses a token. All warps have met.
 template <class S>
-KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Ending& all,
-                       const Chosen& chosen) {
+KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint32_t cancelled,
+                                 uint32_t bad) {
+    const uint32_t request = consumer.task().number, column = consumer.thread();
+    const bool is_bad = platform::shuffle_word(bad, 0) == request;
+    const bool is_cancelled = platform::shuffle_word(cancelled, 0) == request;
+    if (column >= consumer.num_columns()) return;
+    Ending mine = {{0, -1, column == first && is_bad}, column == first && is_cancelled};
+    for (uint32_t each = 0; each < S::kWarps; ++each) {
+        const ControlWord one = mem::load_plain(&consumer.shared().best[each][column]);
+        mine.best = better(mine.best, ending_of(one).best);
+    }
+    // As where there is one column (finish).
+    mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
+    const uint32_t number = consumer.number_of_end(column);
+    const uint32_t slot = Slots<S>::end(number, consumer.comm().rank, consumer.block());
+    consumer.publish_to_all(Slots<S>::in_column(slot, column), float4_of(control_word_of(mine)),
+                            tag_of_end(number));
+}
+
+// Leaves the verdict on a column in shared memory. Where the token step's tokens end, also how many
+// columns the next one has, and how many drafts it has room for instead. position: the column's.
+// is_draft: the token equals the next column's draft. Called by the block's first thread.
+template <class S>
+KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uint32_t end,
+                               int32_t id, bool is_draft, uint32_t column, uint32_t first) {
     const Task& task = consumer.task();
     Shared<S>& shared = consumer.shared();
+    const bool is_accepted = is_draft && end == kKcclEngineGoesOn;
+    mem::store_plain(&shared.tokens[column], id);
+    mem::store_plain(&shared.verdicts[column], is_accepted ? kIsAccepted : end);
+    const bool makes_drafts =
+        task.most_drafts != 0 && end == kKcclEngineGoesOn && makes_token(task, position);
+    if (makes_drafts && consumer.block() == 0) {
+        mem::store_plain(reinterpret_cast<int32_t*>(task.ids) + position + 1, id);
+    }
+    if (is_accepted) return;
+    uint32_t room = makes_drafts ? room_for_drafts<S>(task, position + 1) : 0;
+    if (makes_drafts && task.adapts_drafts != 0) {
+        Pace pace = mem::load_plain(&shared.pace);
+        pace.learn(consumer.num_columns() - 1 - first, column - first + (is_draft ? 1u : 0));
+        if (room != 0) room = least_of(room, pace.next());
+        mem::store_plain(&shared.pace, pace);
+    }
+    mem::store_plain(&shared.room, room);
+    mem::store_plain(&shared.num_columns, columns_of<S>(task, position + 1));
+}
+
+// Decides whether the request ends with the token that was chosen from a column's logits, and
+// leaves the verdict in shared memory for the block. In block 0, also reports the token to the
+// host. begin: the position of column 0. all: the combination of all blocks' control words. Called
+// by warp 0.
+template <class S>
+KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& all,
+                       const Chosen& chosen, uint32_t column, uint32_t first) {
+    const Task& task = consumer.task();
+    const uint32_t position = begin + column;
     const bool is_prompt = position + 1 < task.num_ids;
     const uint32_t num = position + 2 - task.num_ids;
     const uint32_t end = all.is_cancelled                   ? kKcclEngineCancelled
@@ -115,8 +187,15 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Endin
                          : position + 2 == S::kContext      ? kKcclEngineContextFull
                                                             : kKcclEngineGoesOn;
     if (!leads(warp())) return;
-    mem::store_plain(&shared.token, chosen.id);
-    mem::store_plain(&shared.end, end);
+    bool is_draft = false;
+    if constexpr (S::kColumns == 1) {
+        mem::store_plain(&consumer.shared().token, chosen.id);
+        mem::store_plain(&consumer.shared().end, end);
+    } else {
+        is_draft =
+            column + 1 < consumer.num_columns() && consumer.draft_of(column + 1) == chosen.id;
+        leave_verdict(consumer, position, end, chosen.id, is_draft, column, first);
+    }
     if constexpr (S::kSamples) {
         if (end == kKcclEngineGoesOn && makes_token(task, position)) {
             mark(consumer, chosen.id);
@@ -126,21 +205,102 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Endin
     if (consumer.block() == 0 && !consumer.failed() &&
         (makes_token(task, position) || end == kKcclEngineCancelled)) {
         auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
-        const uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kKcclDecodeEndAt) - 1);
+        uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kKcclDecodeEndAt) - 1);
+        if constexpr (S::kColumns > 1) {
+            id &= (1u << kKcclDecodeDraftsAt) - 1;
+            id |= (consumer.num_columns() - 1 - first) << kKcclDecodeDraftsAt;
+            id |= (is_draft ? 1u : 0) << kKcclDecodeIsDraftAt;
+        }
         mem::store_packet<mem::Scope::kSystem>(
             tokens + (is_prompt ? 0 : num - 1),
             token_packet(task, id | end << kKcclDecodeEndAt, chosen.logprob));
     }
 }
 
-// Ends the token step that ran `position`: waits for all blocks of all ranks, chooses the next
-// token if one is wanted, and sets *verdict. `best`: the most likely token among this thread's
-// logits, if the head ran. Called by all consumer warps. Returns false if a wait failed.
+// Combines all blocks' control words of a column. All warps combine the same ones, so that all of
+// them get the same result.
 template <class S>
-KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best, Verdict* verdict) {
+KCCL_DECODE void combine_column(const Shared<S>& shared, uint32_t column, Ending* all) {
+    KCCL_UNROLL
+    for (uint32_t each = 0; each < S::kWarps; ++each) {
+        combine(all, ending_of(mem::load_plain(&shared.endings[each][column])));
+    }
+    // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
+    // meaningless logits. It goes on with id 0 and ignores NaN.
+    if constexpr (S::kAblated != 0) all->best = {0, 0, false};
+}
+
+// Chooses tokens from the columns of a token step, from column `first` on, and proposes drafts for
+// the next one. position: that of column 0. Called by all consumer warps. Sets *verdict. Returns
+// false if a wait failed.
+template <class S>
+KCCL_DECODE bool choose_in_columns(ConsumerWarp<S>& consumer, uint32_t position, uint32_t first,
+                                   Verdict* verdict) {
+    const Task& task = consumer.task();
+    Shared<S>& shared = consumer.shared();
+    uint32_t column = first;
+#pragma unroll 1
+    for (;; ++column) {
+        Ending all = {{0, -1, false}, false};
+        combine_column(shared, column, &all);
+        Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
+        if constexpr (S::kSamples) {
+            const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
+            if (is_good && makes_token(task, position + column)) {
+                Sampler<S> sampler(consumer, position + column + 1, all.best.score, column);
+                if (!sampler.choose(&chosen)) return false;
+            }
+        }
+        if (consumer.warp_index() == 0) judge(consumer, position, all, chosen, column, first);
+        if (!consumer.meet()) return false;
+        *verdict = {mem::load_plain(&shared.tokens[column]),
+                    mem::load_plain(&shared.verdicts[column])};
+        if (verdict->end != kIsAccepted) break;
+    }
+    const uint32_t room = verdict->end == kKcclEngineGoesOn ? mem::load_plain(&shared.room) : 0;
+    if (room != 0 && !propose(consumer, Text<S>(consumer, position, first, column), room)) {
+        return false;
+    }
+    consumer.end_columns(column + 1, mem::load_plain(&shared.num_columns));
+    if (verdict->end == kKcclEngineGoesOn && consumer.warp_index() == 0 && leads(warp())) {
+        mem::arrive(&shared.begun);
+    }
+    return true;
+}
+
+// Stores the warp's most likely token of each column in shared memory.
+template <class S>
+KCCL_DECODE void store_bests(ConsumerWarp<S>& consumer, const Bests<S, false>& best) {
+    const Best mine = best_of_warp(best);
+    if (leads(warp())) {
+        mem::store_plain(&consumer.shared().best[consumer.warp_index()][0],
+                         control_word_of(Ending{mine, false}));
+    }
+}
+template <class S>
+KCCL_DECODE void store_bests(ConsumerWarp<S>& consumer, const Bests<S, true>& best) {
+    KCCL_UNROLL
+    for (uint32_t column = 0; column < S::kColumns; ++column) {
+        if (!is_used(consumer, column)) break;
+        const Best mine = best_of_warp(best.of[column]);
+        if (leads(warp())) {
+            mem::store_plain(&consumer.shared().best[consumer.warp_index()][column],
+                             control_word_of(Ending{mine, false}));
+        }
+    }
+}
+
+// Ends the token step that ran the positions from `position` on: waits for all blocks of all ranks,
+// chooses the next tokens if any are wanted, and sets *verdict. best: the most likely tokens among
+// this thread's logits, if the head ran. Called by all consumer warps. Returns false if
+// a wait failed.
+template <class S>
+KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Bests<S>& best,
+                        Verdict* verdict) {
     const Task& task = consumer.task();
     Shared<S>& shared = consumer.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
+    const uint32_t first = first_choosing(consumer, position);
     uint32_t cancelled = 0, bad = 0;
     consumer.stamp(kKcclDecodeBegan);
     if (consumer.block() == 0 && consumer.warp_index() == 0 && leads(warp())) {
@@ -148,23 +308,23 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
         bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
             bad_request_at<S>(task, consumer.comm().rank));
     }
-    best = best_of_warp(best);
-    if (leads(warp())) {
-        mem::store_plain(&shared.best[consumer.warp_index()], control_word_of(Ending{best, false}));
-    }
+    store_bests(consumer, best);
     mem::finish_stores();
     if (!consumer.meet()) return false;
     if (consumer.warp_index() == 0) {
         if constexpr (S::kSamples) {
-            if (task.mask != 0 && consumer.block() == 0 && makes_token(task, position) &&
-                await_mask(consumer, position + 1)) {
+            if (task.mask != 0 && consumer.block() == 0 && makes_token(task, position + first) &&
+                await_mask(consumer, position + first + 1)) {
                 cancelled = task.number;
             }
         }
-        if (leads(warp())) {
+        if constexpr (S::kColumns > 1) {
+            publish_endings(consumer, first, cancelled, bad);
+        } else if (leads(warp())) {
             Ending mine = {{0, -1, bad == task.number}, cancelled == task.number};
             for (uint32_t each = 0; each < S::kWarps; ++each) {
-                mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
+                mine.best =
+                    better(mine.best, ending_of(mem::load_plain(&shared.best[each][0])).best);
             }
             // The release makes all that the block has written in this token step visible to the
             // blocks that receive its control word. exchange_buffer.cuh says why that is needed.
@@ -178,26 +338,23 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
     collect_endings(consumer);
     consumer.stamp(kKcclDecodeMultiplied);
     if (!consumer.meet()) return false;
-    // All warps combine the same control words, so that all of them get the same result.
-    Ending all = {{0, -1, false}, false};
-    KCCL_UNROLL
-    for (uint32_t each = 0; each < S::kWarps; ++each) {
-        combine(&all, ending_of(mem::load_plain(&shared.endings[each])));
-    }
-    // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
-    // meaningless logits. It goes on with id 0 and ignores NaN.
-    if constexpr (S::kAblated != 0) all.best = {0, 0, false};
-    Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
-    if constexpr (S::kSamples) {
-        const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
-        if (is_good && makes_token(task, position)) {
-            Sampler<S> sampler(consumer, position + 1, all.best.score);
-            if (!sampler.choose(&chosen)) return false;
+    if constexpr (S::kColumns > 1) {
+        if (!choose_in_columns(consumer, position, first, verdict)) return false;
+    } else {
+        Ending all = {{0, -1, false}, false};
+        combine_column(shared, 0, &all);
+        Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
+        if constexpr (S::kSamples) {
+            const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
+            if (is_good && makes_token(task, position)) {
+                Sampler<S> sampler(consumer, position + 1, all.best.score, 0);
+                if (!sampler.choose(&chosen)) return false;
+            }
         }
+        if (consumer.warp_index() == 0) judge(consumer, position, all, chosen, 0, 0);
+        if (!consumer.meet()) return false;
+        *verdict = {mem::load_plain(&shared.token), mem::load_plain(&shared.end)};
     }
-    if (consumer.warp_index() == 0) judge(consumer, position, all, chosen);
-    if (!consumer.meet()) return false;
-    *verdict = {mem::load_plain(&shared.token), mem::load_plain(&shared.end)};
     consumer.end_op();
     consumer.next_token_step();
     return true;

@@ -22,6 +22,37 @@ KCCL_DECODE Best better(const Best& a, const Best& b) {
     return best;
 }
 
+// The most likely token of each column. Where there is one column, it is a single one.
+template <class S, bool HAS_COLUMNS = (S::kColumns > 1)>
+struct Bests : Best {};
+template <class S>
+struct Bests<S, true> {
+    Best of[S::kColumns];
+};
+template <class S>
+KCCL_DECODE Bests<S> no_bests() {
+    if constexpr (S::kColumns == 1) {
+        return {{0, -1, false}};
+    } else {
+        Bests<S> bests;
+        KCCL_UNROLL
+        for (Best& each : bests.of) each = {0, -1, false};
+        return bests;
+    }
+}
+template <class S>
+KCCL_DECODE void add_best(Bests<S, false>* bests, uint32_t, const Best& one) {
+    static_cast<Best&>(*bests) = better(*bests, one);
+}
+// The array stays in registers, because its index is known at compile time.
+template <class S>
+KCCL_DECODE void add_best(Bests<S, true>* bests, uint32_t column, const Best& one) {
+    KCCL_UNROLL
+    for (uint32_t c = 0; c < S::kColumns; ++c) {
+        if (column == c) bests->of[c] = better(bests->of[c], one);
+    }
+}
+
 // Waits for the residuals of all ranks, and stages the mean over all of them, each normalised
 // first, as the head's vector, for NUM columns from `column` on. The residuals are read twice:
 // first to sum up their squares, then to add up the mean. Returns false if a wait failed.
@@ -87,11 +118,25 @@ KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer, uint32_t column) {
     return true;
 }
 
-// Computes the logits of this block's rows, and stores them where the task wants them. *best
-// becomes the most likely token among this thread's logits of the last column. position: that of
-// column 0. Called by all consumer warps. Returns false if a wait failed.
+// If the kernel samples, a rank keeps the newest logits of each column. Returns how many float4s a
+// column has there.
 template <class S>
-KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) {
+KCCL_CONSTEXPR uint32_t own_logits_of_column() {
+    constexpr uint32_t kParts = Shape<S>::kHasHeadParts ? Shape<S>::kLanesHere : 1;
+    return kParts * (S::kVocab / Shape<S>::kHeadParts / 4);
+}
+// Returns where those of a column begin.
+template <class S>
+KCCL_DECODE uint64_t own_logits_at(const Task& task, uint32_t column) {
+    if constexpr (S::kColumns == 1) return task.own_logits;
+    return task.own_logits + uint64_t{column} * own_logits_of_column<S>() * sizeof(Float4);
+}
+
+// Computes the logits of this block's rows, and stores them where the task wants them. *best
+// becomes the most likely tokens among this thread's logits. position: that of column 0.
+// Called by all consumer warps. Returns false if a wait failed.
+template <class S>
+KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Bests<S>* best) {
     using Dims = Shape<S>;
     using M = typename Dims::Head;
     const Cut tiles = Dims::head_tiles_of(consumer.block());
@@ -142,18 +187,16 @@ KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) 
             KCCL_UNROLL
             for (uint32_t c = 1; c < S::kColumns; ++c)
                 inverse = column == c ? inverses[c] : inverse;
-            const bool is_last = S::kColumns == 1 || column + 1 == consumer.num_columns();
             for (uint32_t i = 0; i < 4; ++i) {
                 total.value[i] *= inverse;
-                if (!is_last) continue;
                 const float score = total.value[i];
-                *best = better(*best, Best{score, static_cast<int32_t>(first_id + row * 4 + i),
-                                           !is_finite(score)});
+                add_best(
+                    best, column,
+                    Best{score, static_cast<int32_t>(first_id + row * 4 + i), !is_finite(score)});
             }
             if constexpr (S::kSamples) {
-                if (is_last) {
-                    mem::store_plain(reinterpret_cast<Float4*>(task.own_logits) + row, total);
-                }
+                mem::store_plain(reinterpret_cast<Float4*>(own_logits_at<S>(task, column)) + row,
+                                 total);
             }
             if (task.logits[0] == 0) continue;
             const uint64_t at = uint64_t{position + column - task.start} * (S::kVocab / 4);

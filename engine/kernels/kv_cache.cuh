@@ -48,12 +48,13 @@ KCCL_DECODE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
 }
 
 // Writes a position's key and value into its tile of the cache. Records whether one of them has a
-// NaN (bad_request_at), because the cache no longer shows it. Called by all threads of the warp.
-// Each thread passes its float4 of the key and of the value. What threads beyond the head's end
-// pass is not used.
+// NaN (bad_request_at), because the cache no longer shows it. A draft's is not recorded: the draft
+// may be rejected, and if not, its logits show it. Called by all threads of the warp. Each thread
+// passes its float4 of the key and of the value. What threads beyond the head's end pass is not
+// used.
 template <class S>
 KCCL_DECODE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
-                        const Float4& key, const Float4& value) {
+                        const Float4& key, const Float4& value, bool is_draft = false) {
     using Dims = Shape<S>;
     using Unit = Mma<f16>;
     if (warp().index() >= Dims::kHeadFloat4s) return;
@@ -62,7 +63,7 @@ KCCL_DECODE void append(const Task& task, int rank, uint8_t* tile, uint32_t posi
     for (int i = 0; i < 4; ++i) {
         is_bad |= key.value[i] != key.value[i] || value.value[i] != value.value[i];
     }
-    if (is_bad) {
+    if (is_bad && !is_draft) {
         mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(bad_request_at<S>(task, rank),
                                                               task.number);
     }

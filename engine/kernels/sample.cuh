@@ -41,10 +41,11 @@ constexpr uint32_t kNoNumber = 0x7fc00000;  // the bits of a NaN
 template <class S>
 class Sampler {
   public:
-    // Prepares the choice of the token at `position`. All warps must have met since the logits were
-    // stored. `peak`: the largest of all logits, which are all finite.
-    KCCL_DECODE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak)
+    // Prepares the choice of the token at `position` from the logits of a column. All warps must
+    // have met since the logits were stored. `peak`: the largest of them; all are finite.
+    KCCL_DECODE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak, uint32_t column)
         : consumer_(consumer),
+          column_(column),
           rules_(consumer.task().sampling),
           position_(position),
           exchange_(mem::load_plain(&consumer.shared().exchanges)),
@@ -136,7 +137,7 @@ class Sampler {
 #pragma unroll 1
         for (uint32_t index4 = tiles.first * kTileFloat4s + own_thread(); index4 < end;
              index4 += Shape<S>::kConsumerThreads) {
-            const Float4 logits = load_float4(consumer_.task().own_logits, index4);
+            const Float4 logits = load_float4(own_logits(), index4);
             const uint32_t seen = seen_of(consumer_.task(), index4);
             const uint32_t allowed = allowed_of(consumer_, (first_float4 + index4) * 4);
             Philox words = {};
@@ -210,7 +211,7 @@ class Sampler {
         Candidate best = {0, 0, -1, false};
         const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
         const uint32_t first_id = Shape<S>::first_head_row_of(consumer_.comm().rank);
-        const auto* const own = reinterpret_cast<const float*>(consumer_.task().own_logits);
+        const auto* const own = reinterpret_cast<const float*>(own_logits());
         const uint32_t end = (tiles.first + tiles.num) * kTileRows;
 #pragma unroll 1
         for (uint32_t row = tiles.first * kTileRows + own_thread(); row < end;
@@ -276,6 +277,9 @@ class Sampler {
     KCCL_DECODE static uint64_t weight_of(double below_peak) {
         return static_cast<uint64_t>(exponential(below_peak) * kOne + 0.5);
     }
+
+    // Returns the address of this rank's logits of the column.
+    KCCL_DECODE uint64_t own_logits() const { return own_logits_at<S>(consumer_.task(), column_); }
 
     // Returns how likely x is, divided by how likely the most likely id is.
     KCCL_DECODE double share_of_x() const { return exponential(x_score_ - largest_); }
@@ -346,6 +350,7 @@ class Sampler {
     }
 
     ConsumerWarp<S>& consumer_;
+    const uint32_t column_;
     const Sampling& rules_;
     const uint32_t position_;
     uint32_t exchange_;

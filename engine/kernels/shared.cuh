@@ -1,6 +1,7 @@
 // The layout of a block's shared memory.
 #pragma once
 
+#include "draft_pace.cuh"
 #include "expert_choice.cuh"
 #include "trace.cuh"
 #include "watch.cuh"
@@ -17,7 +18,7 @@ constexpr uint32_t kMaskWords =
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
-struct Beside : SharedChoice<S> {
+struct Beside : SharedChoice<S>, SharedDrafts<S> {
     // Each warp's part of the vectors that it multiplies, column by column, split for the matrix
     // unit.
     StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];
@@ -31,10 +32,10 @@ struct Beside : SharedChoice<S> {
     Float4 own[S::kColumns * Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
     // [op % 2][warp][column][residual]: the sum of squares of the warp's part of a residual.
     float squares[2][S::kWarps][S::kColumns * S::kNumResiduals];
-    // Used at the end of a token step (finish.cuh): each warp's most likely token, and the
-    // combination of its share of all blocks' control words.
-    ControlWord best[S::kWarps];
-    ControlWord endings[S::kWarps];
+    // Used at the end of a token step (finish.cuh), for each column: each warp's most likely token,
+    // and the combination of its share of all blocks' control words.
+    ControlWord best[S::kWarps][S::kColumns];
+    ControlWord endings[S::kWarps][S::kColumns];
     // Used by an exchange of sampling (sample.cuh), for each kind of control word: each warp's
     // result, and the combined result of all blocks.
     ControlWord control_words[S::kWarps][kNumControlWords];

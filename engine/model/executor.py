@@ -28,7 +28,7 @@ class Token(NamedTuple):
             tokens, executors/shares.py then spreads the pass's time over them.
         alternatives: The likeliest tokens and their log-probabilities, as many as were asked for.
         pass_number: The number, within the request, of the pass that chose it. Always 0 if the
-            executor takes no drafts.
+            request makes no drafts on a device.
         num_drafts: The drafts that this pass checked.
         is_draft: Whether the token was one of these drafts.
     """
@@ -125,7 +125,7 @@ class Executor(Protocol):
         kv_item_bytes: The bytes of an element of the KV cache.
         device: The name of the rank's GPU. "" on a CPU.
         cpus: The cores on which its threads may run. Empty on a device.
-        drafts: How the requests that start from now on make drafts; always OFF on a device.
+        drafts: How the requests that start from now on make drafts.
     """
 
     program: Program

@@ -42,6 +42,7 @@ class Choices:
         comm: kccl.Communicator,
         arena: Arena,
         context: int,
+        columns: int = 1,
     ) -> None:
         """Allocates the memory. Collective.
 
@@ -52,13 +53,14 @@ class Choices:
             comm: The communicator of all ranks.
             arena: Allocates the memory.
             context: The positions that a slot of the KV cache has room for.
+            columns: The most positions that a token step runs.
         """
         rows = head_rows(program, comm.world_size)
         self._arena, self._mailbox = arena, mailbox
         self._ids = head_ids(program, comm.rank, comm.world_size)
         self._vocab_size = program.config.vocab_size
         task.stop_ids = arena.allocate(4 * MOST_STOP_IDS)
-        task.own_logits = arena.allocate(4 * rows)
+        task.own_logits = arena.allocate(4 * rows * columns)
         self._marks, self._counts = arena.allocate(4 * rows), arena.allocate(4 * rows)
         self._biases = arena.allocate(8 * rows)
         num = context * _MOST_ALTERNATIVES

@@ -4,6 +4,7 @@ other variants and requests.
 
 import kccl
 
+from ..model.drafts import OFF, Drafts
 from ..model.program import Program
 from ..model.sample import SamplingParams
 from ..model.variant import USUAL, Variant
@@ -114,3 +115,29 @@ def check_sampling(params: SamplingParams) -> None:
     num, most = len(params.stop_ids), MOST_STOP_IDS
     if num > most:
         raise kccl.InvalidArgument(f"stop_ids has {num} ids, must have at most {most}")
+
+
+def used_drafts(drafts: Drafts, params: SamplingParams, columns: int) -> Drafts:
+    """Returns the drafts that a request makes, at most one for each column but the first. A request
+    with a grammar makes none where that is left to the engine.
+
+    Raises:
+        InvalidArgument: The kernel cannot make these drafts.
+    """
+    if drafts.most == 0 or (drafts.adapts and params.grammar is not None):
+        return OFF
+    for is_so, what in (
+        (drafts.drafter is not None, "a drafter in Python"),
+        (params.grammar is not None, "a request with a grammar"),
+    ):
+        if is_so:
+            raise kccl.InvalidArgument(
+                f"the monokernel takes no drafts from {what}; backend 'host' does"
+            )
+    most = min(drafts.most, columns - 1) if drafts.adapts else drafts.most
+    if most >= columns:
+        raise kccl.InvalidArgument(
+            f"drafts is {most}, must be at most {columns - 1}: a token step runs up to {columns} "
+            "positions here"
+        )
+    return Drafts(most, drafts.adapts)

@@ -94,6 +94,7 @@ def load(
     pack: Callable[[int, int, int, int, int], None],
     progress: weights.Progress,
     slots: int = 1,
+    columns: int = 1,
 ) -> Loaded:
     """Packs a rank's weights and allocates its memory. Collective.
 
@@ -109,6 +110,7 @@ def load(
             (kernels/shape.cuh). Must return only when the kernel has read the matrix.
         progress: Called with the number of bytes that were packed since its last call.
         slots: The number of sequences that the KV cache keeps.
+        columns: The most positions that a token step runs.
     """
     c, world_size = program.config, comm.world_size
     lanes = program.lanes_of(comm.rank, world_size)
@@ -165,7 +167,7 @@ def load(
     task.ids = arena.allocate(4 * context)
     task.mailbox = arena.on_host(MAILBOX_BYTES)
     mailbox = mailbox_at(task.mailbox)
-    choices = Choices(task, mailbox, program, comm, arena, context)
+    choices = Choices(task, mailbox, program, comm, arena, context, columns)
     task.tokens = arena.on_host(TOKEN_BYTES * context)
     return Loaded(
         task,

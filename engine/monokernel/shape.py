@@ -48,7 +48,8 @@ class Tuning:
             registers. If not, a ring of stages is in block-shared memory. Only the ring uses
             `stages`, `in_flight` and `urgent_in_flight`.
         columns: The most positions of a request that a token step runs, 1 to 8
-            (kernels/columns.cuh). Requests for logits run so many at a time, others one.
+            (kernels/columns.cuh). Requests for logits run so many at a time, those with drafts one
+            more than they have drafts, others one.
         chunk: The positions of a prompt that run at the same time: a multiple of 4, on AMD of 8. 1:
             the decode kernel runs prompts, and the fields chunk_* are not used.
         chunk_warps: The consumer warps of a block in prefill.

@@ -50,9 +50,18 @@ def tokens_at(address: int, num: int) -> Any:
 
 
 def id_and_end(token: Any) -> tuple[int, int]:
-    """Returns the id of a KcclDecodeToken, and its KcclEngineEnd."""
+    """Returns the id of a KcclDecodeToken of a kernel with one column, and its KcclEngineEnd."""
     end, token_id = divmod(token.id_and_end, 1 << lib.kKcclDecodeEndAt)
     return token_id, end
+
+
+def drafts_of(token: Any) -> tuple[int, int, bool]:
+    """Returns of a KcclDecodeToken of a kernel with several columns: its id, how many drafts its
+    token step had, and whether it was one of them.
+    """
+    told, token_id = divmod(id_and_end(token)[0], 1 << lib.kKcclDecodeDraftsAt)
+    is_draft, num_drafts = divmod(told, 1 << lib.kKcclDecodeIsDraftAt - lib.kKcclDecodeDraftsAt)
+    return token_id, num_drafts, bool(is_draft)
 
 
 def begin(task: Any, mailbox: Any) -> None:
@@ -63,6 +72,7 @@ def begin(task: Any, mailbox: Any) -> None:
     task.uses = mailbox.uses & ~(1 | 1 << _USES_BITS) | bits
     task.number += 1
     task.max_tokens = task.only_reads = task.traced = 0
+    task.most_drafts = task.adapts_drafts = 0
     task.logits = NO_LOGITS
 
 

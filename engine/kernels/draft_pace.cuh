@@ -1,0 +1,62 @@
+// What a block keeps in shared memory for drafts: guesses of the next tokens (drafts.cuh).
+#pragma once
+
+#include "columns.cuh"
+
+namespace kccl::decode {
+
+// Decides how many drafts a token step has, if the request leaves that to the kernel. The twin of
+// Pace in host/drafts.h, which explains the rule.
+struct Pace {
+    static constexpr uint32_t kTrial = 8, kNextTrial = 4, kFirstPause = 16, kLongestPause = 256;
+
+    uint32_t most = 1;
+    uint32_t trial = kTrial;
+    uint32_t drafts = 0, accepted = 0;
+    uint32_t pause = 0, next_pause = kFirstPause;
+
+    KCCL_DECODE uint32_t next() {
+        if (pause == 0) return most;
+        --pause;
+        return 0;
+    }
+    KCCL_DECODE void learn(uint32_t num_drafts, uint32_t num_accepted) {
+        drafts += num_drafts;
+        accepted += num_accepted;
+        if (drafts < trial) return;
+        most = 8 * accepted >= 7 * drafts ? 7 : 3 * accepted >= 2 * drafts ? 3 : 1;
+        if (2 * accepted >= drafts) {
+            trial = kTrial;
+            next_pause = kFirstPause;
+        } else {
+            trial = kNextTrial;
+            pause = next_pause;
+            next_pause = least_of(2 * next_pause, kLongestPause);
+        }
+        drafts = accepted = 0;
+    }
+};
+
+// In a kernel with one column this is empty.
+template <class S, bool HAS_COLUMNS = (S::kColumns > 1)>
+struct SharedDrafts {};
+template <class S>
+struct SharedDrafts<S, true> {
+    // [column]: the ids that the token step runs, if they are drafts: from column 1 on.
+    int32_t drafts[S::kColumns];
+    // [column]: the token that was chosen from the column's logits, and kIsAccepted or the
+    // KcclEngineEnd.
+    int32_t tokens[S::kColumns];
+    uint32_t verdicts[S::kColumns];
+    uint32_t room;               // how many drafts the next token step may have
+    uint32_t num_columns;        // of the next token step
+    uint32_t places[S::kWarps];  // each warp's best place to copy drafts from
+    Pace pace;                   // only the first thread uses it
+    // Ends a phase when num_columns is written. Only the collecting warp waits for it.
+    alignas(16) mem::CopyBarrier begun;
+};
+
+// A verdict: the column's draft equals the token before it, so the next column counts.
+constexpr uint32_t kIsAccepted = 1u << 31;
+
+}  // namespace kccl::decode

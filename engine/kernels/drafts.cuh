@@ -1,0 +1,111 @@
+// Proposes drafts: guesses of the next tokens. A token step runs them in columns behind the last
+// token. A draft counts as a token only if it equals the token that is chosen for its place
+// (finish.cuh), so drafts change how long an answer takes, and never its tokens.
+//
+// Drafts are copied from where the text had the same ids before, as repeat() in host/drafts.cpp
+// does. All blocks of all ranks search the same text, so they propose the same drafts and need no
+// exchange for it.
+//
+// Block 0 of each rank adds the tokens to Task.ids, in which the other blocks read. A token is
+// added before that block's control word of the next token step, which releases it. So a block
+// reads there the tokens of earlier token steps only. It has those of this one itself.
+#pragma once
+
+#include "head.cuh"
+
+namespace kccl::decode {
+
+// The ids of the text so far: of the prompt and the answer.
+template <class S>
+class Text {
+  public:
+    // position: that of column 0. first, last: the columns whose tokens belong to the text.
+    KCCL_DECODE Text(ConsumerWarp<S>& consumer, uint32_t position, uint32_t first, uint32_t last)
+        : ids_(reinterpret_cast<const int32_t*>(consumer.task().ids)),
+          tokens_(consumer.shared().tokens),
+          old_(position + first + 1),
+          num_(position + last + 2),
+          position_(position) {}
+
+    KCCL_DECODE uint32_t num() const { return num_; }
+    KCCL_DECODE int32_t id(uint32_t i) const {
+        return mem::load_plain(i < old_ ? ids_ + i : tokens_ + (i - position_ - 1));
+    }
+
+  private:
+    const int32_t* const ids_;
+    const int32_t* const tokens_;
+    const uint32_t old_;  // how many ids are older than this token step
+    const uint32_t num_;
+    const uint32_t position_;
+};
+
+// A place in the text that drafts may be copied from: how many ids in front of it equal those at
+// the text's end, and, in the lower bits, where it is. The largest is the best; 0 is none.
+constexpr uint32_t kFewestAlike = 3, kMostAlike = 16, kPlaceBits = 27;
+
+// Returns the best place among this thread's share of the text.
+template <class S>
+KCCL_DECODE uint32_t best_place(const ConsumerWarp<S>& consumer, const Text<S>& text) {
+    const uint32_t own = consumer.warp_index() * platform::kWarpSize + consumer.thread();
+    const int32_t last = text.id(text.num() - 1);
+    uint32_t best = 0;
+#pragma unroll 1
+    for (uint32_t end = own + kFewestAlike; end < text.num(); end += Shape<S>::kConsumerThreads) {
+        if (text.id(end - 1) != last) continue;
+        const uint32_t longest = least_of(end, kMostAlike);
+        uint32_t alike = 1;
+        while (alike < longest && text.id(end - 1 - alike) == text.id(text.num() - 1 - alike)) {
+            ++alike;
+        }
+        const uint32_t place = alike << kPlaceBits | end;
+        if (alike >= kFewestAlike && place > best) best = place;
+    }
+    return best;
+}
+static_assert(kMostAlike < 1u << (32 - kPlaceBits), "a place has both");
+
+// Proposes at most `room` drafts for the next token step, and writes them and its number of columns
+// into shared memory. Called by all consumer warps. Returns false if a wait failed.
+template <class S>
+KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_t room) {
+    static_assert(S::kContext < 1u << kPlaceBits, "a place has room");
+    Shared<S>& shared = consumer.shared();
+    uint32_t best = best_place(consumer, text);
+    KCCL_UNROLL
+    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
+        const uint32_t other = platform::shuffle_word(best, warp().index() ^ step);
+        best = other > best ? other : best;
+    }
+    if (leads(warp())) mem::store_plain(&shared.places[consumer.warp_index()], best);
+    if (!consumer.meet()) return false;
+    if (consumer.warp_index() == 0) {
+        KCCL_UNROLL
+        for (uint32_t each = 0; each < S::kWarps; ++each) {
+            const uint32_t other = mem::load_plain(&shared.places[each]);
+            best = other > best ? other : best;
+        }
+        if (best != 0) {
+            const uint32_t from = best & ((1u << kPlaceBits) - 1), i = consumer.thread();
+            // Where the text ends before the drafts do, they go on with the first ones.
+            if (i < room) {
+                const uint32_t at = from + i % (text.num() - from);
+                mem::store_plain(&shared.drafts[i + 1], text.id(at));
+            }
+            if (leads(warp())) mem::store_plain(&shared.num_columns, 1 + room);
+        }
+    }
+    return consumer.meet();
+}
+
+// Returns how many drafts may follow on the token whose place in the text is `position`. The
+// request and the context must have room for one more token behind each draft.
+template <class S>
+KCCL_DECODE uint32_t room_for_drafts(const Task& task, uint32_t position) {
+    const uint32_t num_ids = position + 1;
+    const uint32_t of_answer = task.max_tokens - (num_ids - task.num_ids);
+    const uint32_t room = least_of(of_answer, S::kContext - num_ids) - 1;
+    return least_of(room, least_of(task.most_drafts, S::kColumns - 1));
+}
+
+}  // namespace kccl::decode
