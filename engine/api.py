@@ -106,7 +106,7 @@ class Engine(Closing):
                 text.
             drafts: The most tokens, 1 to 7, that are guessed from the ids so far and checked in one
                 pass; "auto": fewer where few are right, or none; or Drafts (see there). They change
-                no token. Only backend "host" has them.
+                no token. Backend "hip" has none, and only "host" takes Drafts.drafter.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
@@ -141,7 +141,7 @@ class Engine(Closing):
             self._end_ids: tuple[int, ...] = ends
             self.context = context_of(self.config, context)
             self._ranks = start_ranks(
-                checkpoint, backend, ranks, blocks, self.context, prefixes, progress
+                checkpoint, backend, ranks, blocks, self.context, prefixes, drafts, progress
             )
         finally:
             if opened is not None:

@@ -121,7 +121,7 @@ def add_drafts_argument(parser: argparse.ArgumentParser) -> None:
         default="off",
         metavar="N",
         help="tokens, 1 to 7, that are guessed from what was there before and checked together; "
-        "auto: fewer where few are right; only on the host; the answer is the same (off)",
+        "auto: fewer where few are right; not on hip; the answer is the same (off)",
     )
 
 

@@ -80,6 +80,7 @@ class DeviceExecutor:
         self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
         self._variant = USUAL  # the kernel's variant for all requests until the next use()
         self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
+        self._columns = min(tuning.columns, self._kernels.usual.sizes.most_columns)
         self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
         self._passes = 0  # the number of chunks that all earlier prefills ran
         self.drafts = OFF
@@ -98,7 +99,7 @@ class DeviceExecutor:
             self._grids.pack,
             progress,
             slots,
-            tuning.columns,
+            self._columns,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
         self.rotations = self._loaded.rotations
@@ -198,7 +199,7 @@ class DeviceExecutor:
 
     def prepare_scoring(self) -> None:
         """See Executor."""
-        columns = self._tuning.columns if self._variant == USUAL else 1
+        columns = self._columns if self._variant == USUAL else 1
         if not self._kernels.has(self._variant, columns=columns):
             self._load(self._kernels.get(self._variant, columns=columns))
 
@@ -212,7 +213,7 @@ class DeviceExecutor:
     ) -> None:
         """See Executor."""
         ids, start = check_ids(ids, self.context), place.num_cached
-        columns = self._tuning.columns if self._variant == USUAL else 1
+        columns = self._columns if self._variant == USUAL else 1
 
         def work() -> None:
             self._copy_beginning(place)
@@ -337,18 +338,17 @@ class DeviceExecutor:
         """Returns the drafts that a request makes. Kernels of other variants make none, and none
         where nothing overlaps.
         """
-        drafts = used_drafts(self.drafts, params, self._tuning.columns)
+        drafts = used_drafts(self.drafts, params, self._columns)
         return drafts if overlaps and self._variant == USUAL else OFF
 
     def _form(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> dict[str, Any]:
         """Returns which kernel a request needs, as Kernels.get() takes it."""
-        columns = self._tuning.columns if drafts.most else 1
+        columns = self._columns if drafts.most else 1
         return {"samples": wants_sampling(params), "overlaps": overlaps, "columns": columns}
 
     def _set_sampling(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> None:
         """Puts into the task the settings with which the kernel chooses tokens."""
-        form = self._form(params, drafts, overlaps)
-        self._decoder = self._kernels.get(self._variant, **form)
+        self._decoder = self._kernels.get(self._variant, **self._form(params, drafts, overlaps))
         self._task.most_drafts, self._task.adapts_drafts = drafts.most, drafts.adapts
         self._loaded.choices.give_to(self._task, params)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
 from ..model.program import Program
 from ..monokernel.layout import packed_bytes, total_bytes
-from ..monokernel.limits import check
+from ..monokernel.limits import check, most_drafts
 from ..monokernel.machine import machine_of, simulated_machine
 from ..monokernel.tuning import tuning_for
 from .device import DeviceExecutor
@@ -40,12 +41,13 @@ class Backend(NamedTuple):
         keeps: The names of the formats that the backend multiplies as they are stored. They are
             kept unless the caller asks for a dtype.
         rounds: The values of Engine's argument `weights` that the backend supports.
-        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, progress).
+        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, progress).
             Collective.
         held: Returns the bytes of packed weights that a rank keeps in host memory, for
             check_memory(): (program, rank, world size). None: they lie on a GPU, whose driver
             refuses allocations that do not fit before weights are read.
         takes_drafts: Whether a pass can check drafts.
+        takes_drafters: Whether a function in Python can make them.
         has_layers_alike: Whether a kind of op must have the same format in all layers.
     """
 
@@ -53,9 +55,10 @@ class Backend(NamedTuple):
     dtypes: Collection[str]
     keeps: Collection[str]
     rounds: Collection[str]
-    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, int, Told], Executor]
+    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, int, Drafts, Told], Executor]
     held: Callable[[Program, int, int], int] | None
     takes_drafts: bool = False
+    takes_drafters: bool = False
     has_layers_alike: bool = False
 
 
@@ -81,6 +84,7 @@ def _make_host(
     blocks: int | None,
     context: int,
     slots: int,
+    drafts: Drafts,
     progress: Told,
 ) -> Executor:
     number, cpus = place(comm, blocks)
@@ -101,6 +105,7 @@ def _make_device(
     blocks: int | None,
     context: int,
     slots: int,
+    drafts: Drafts,
     progress: Told,
 ) -> Executor:
     program = Program(checkpoint.config, checkpoint.formats)
@@ -110,6 +115,7 @@ def _make_device(
         )
     check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
+    tuning = replace(tuning, columns=1 + most_drafts(program, tuning, drafts))
     return DeviceExecutor(
         checkpoint, comm, tuning=tuning, context=context, slots=slots, progress=progress
     )
@@ -135,14 +141,15 @@ _ON_CUDA = Backend(
     [name for name, forms in ROUNDED.items() if all(each.tile_bytes for each in forms)],
     _make_device,
     held=None,
+    takes_drafts=True,
     has_layers_alike=True,
 )
 # On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong. So all
 # products must have the same format, BF16 or FP16.
-_ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=())
+_ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=(), takes_drafts=False)
 BACKENDS = {
     "host": Backend(
-        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, takes_drafts=True
+        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, True, True
     ),
     "cuda": _ON_CUDA,
     "hip": _ON_HIP,
@@ -201,12 +208,15 @@ def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
         InvalidArgument: `given` is wrong, or asks for drafts and the backend takes none.
     """
     drafts = drafts_of(given)
+    if drafts.drafter is not None and not BACKENDS[backend].takes_drafters:
+        raise kccl.InvalidArgument(
+            f"a drafter in Python is for backend 'host', not for backend {backend!r}"
+        )
     if BACKENDS[backend].takes_drafts or drafts.most == 0:
         return drafts
     if given != "auto":
         raise kccl.InvalidArgument(
-            f"drafts is {given!r}, must be 'off' or 'auto' on backend {backend!r}: only backend "
-            "'host' takes drafts"
+            f"drafts is {given!r}, must be 'off' or 'auto' on backend {backend!r}, which takes none"
         )
     return OFF
 
@@ -233,10 +243,12 @@ def start_ranks(
     blocks: int | None,
     context: int,
     slots: int,
+    drafts: Drafts,
     progress: Callable[[int, int], None] | None,
 ) -> Ranks[Executor]:
     """Starts a model's ranks, and returns those that are in this process. The arguments are
-    Engine's; `slots` is its `prefixes`, and the checkpoint must be from read_for().
+    Engine's; `slots` is its `prefixes`, the checkpoint must be from read_for(), and the drafts from
+    drafts_for().
 
     Raises:
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
@@ -250,7 +262,12 @@ def start_ranks(
     def make(comm: kccl.Communicator) -> Executor:
         model = {"model": repr(checkpoint.config), "dtype": checkpoint.dtype}
         model["formats"] = repr([(kind, each.name) for kind, each in checkpoint.formats.items()])
-        check_same(comm, model | {"context": context, "blocks": blocks, "prefixes": slots})
+        check_same(
+            comm,
+            model
+            | {"context": context, "blocks": blocks, "prefixes": slots}
+            | {"drafts": [*drafts.of_all_ranks]},
+        )
         program = Program(checkpoint.config, checkpoint.formats)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
         sizes = [kind.bytes_of(program, rank, comm.world_size) for rank in range(comm.world_size)]
@@ -270,7 +287,7 @@ def start_ranks(
                 if progress is not None:
                     progress(packed[0], total)
 
-        return kind.make(checkpoint, comm, blocks, context, slots, tell)
+        return kind.make(checkpoint, comm, blocks, context, slots, drafts, tell)
 
     if backend == "sim" and kccl.launched_rank() is None:
         # The simulator runs several ranks of one process in turns. A rank that launches nothing

@@ -103,6 +103,30 @@ KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product,
 #undef KCCL_PACK
 }
 
+// S, but with another number of columns.
+template <class S, uint32_t COLUMNS>
+struct WithColumns : S {
+    static constexpr uint32_t kColumns = COLUMNS;
+};
+// Returns the largest number of columns, up to S::kMostColumns, with which the ring of weights
+// still has three stages, or as many as with one column if these are fewer.
+template <class S, uint32_t COLUMNS = 2>
+KCCL_CONSTEXPR uint32_t most_columns() {
+    if constexpr (COLUMNS > S::kMostColumns || S::kWeightsInRegisters || S::kHasExperts) {
+        return COLUMNS - 1;
+    } else {
+        constexpr uint32_t kLeast = 3;
+        constexpr uint64_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
+        constexpr uint64_t kRest = sizeof(Beside<WithColumns<S, COLUMNS>>) + 2 * kKcclLineBytes;
+        constexpr uint64_t kStages = least_of(kLeast, num_stages<WithColumns<S, 1>>());
+        if constexpr (kRest + kStages * kEach > S::kSharedBytes) {
+            return COLUMNS - 1;
+        } else {
+            return most_columns<S, COLUMNS + 1>();
+        }
+    }
+}
+
 // Writes the sizes that the host must know (KcclDecodeSizes) to *out. Called by all threads of a
 // grid.
 template <class S>
@@ -116,6 +140,7 @@ KCCL_DECODE void describe(KcclDecodeSizes* out) {
         out->exchange_buffer = ChunkLayout<S>::kEnd * sizeof(Float4);
         out->prefill_shared = sizeof(PrefillShared<S>);
     }
+    out->most_columns = most_columns<S>();
     out->weights = Dims::stream_of(S::kBlocks) * kUnitBytes<S>;
     if constexpr (S::kHasExperts) {
         out->weights += S::kNumLayers * ExpertMemory<S>::kLayer * kUnitBytes<S>;

@@ -34,10 +34,11 @@ class Drafts:
             most `most`. Times play no part, so equal requests take equal passes. If no draft is
             ever right, 20 of an answer's first 260 passes try one.
         drafter: The function that makes the drafts. None: drafts are copied from where the same ids
-            stood earlier in the text. In a job of several processes only rank 0's is called. A
-            thread of the executor calls it between two passes. All ranks wait meanwhile, and so
-            does Ctrl-C. It must return within KCCL_TIMEOUT. It cannot close its engine. If it
-            raises, the request raises the same error, and other processes' requests raise
+            stood earlier in the text. Only backend "host" calls a drafter, and only it makes
+            drafts for a request with a grammar. In a job of several processes only rank 0's is
+            called. A thread of the executor calls it between two passes. All ranks wait meanwhile,
+            and so does Ctrl-C. It must return within KCCL_TIMEOUT. It cannot close its engine. If
+            it raises, the request raises the same error, and other processes' requests raise
             EndedElsewhere. No automatic garbage collection begins while it runs.
 
     Raises:

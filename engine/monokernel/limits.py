@@ -3,6 +3,7 @@
 import kccl
 
 from ..base.core import lib
+from ..model.drafts import Drafts
 from ..model.experts import Experts
 from ..model.program import Program
 from .layout import TILE
@@ -12,6 +13,9 @@ from .shape import Tuning
 _MOST_CHOSEN = 32
 # The matrix unit of an NVIDIA GPU multiplies four vectors at a time, in at most two turns.
 MOST_COLUMNS = 2 * lib.kKcclDecodeVectors
+# The most drafts of a token step if the engine decides how many it has: with more columns, a
+# product takes the matrix unit twice.
+_MOST_ADAPTING = lib.kKcclDecodeVectors - 1
 
 
 def check(program: Program, world_size: int, tuning: Tuning | None = None) -> None:
@@ -71,17 +75,41 @@ def check(program: Program, world_size: int, tuning: Tuning | None = None) -> No
         )
 
 
+def most_drafts(program: Program, tuning: Tuning, drafts: Drafts) -> int:
+    """Returns the most drafts of a token step. A block may have memory for fewer
+    (Sizes.most_columns).
+
+    Raises:
+        InvalidArgument: Drafts are asked for, and the monokernel cannot run several positions of
+            this model in a token step.
+    """
+    if drafts.most == 0:
+        return 0
+    what = _without_columns(program, tuning)
+    if what and not drafts.adapts:
+        raise kccl.InvalidArgument(
+            f"drafts is {drafts.most}, must be 'off' or 'auto' for {what}: a token step runs one "
+            "position"
+        )
+    if what:
+        return 0
+    return min(drafts.most, _MOST_ADAPTING) if drafts.adapts else drafts.most
+
+
+def _without_columns(program: Program, tuning: Tuning) -> str:
+    """Returns why a token step runs one position only: what has no columns. "" if it has."""
+    if program.config.experts is not None:
+        return "a mixture of experts"
+    return "weights in registers, as on AMD's GPUs" if tuning.weights_in_registers else ""
+
+
 def _check_columns(program: Program, tuning: Tuning) -> None:
     if not 1 <= tuning.columns <= MOST_COLUMNS:
         raise kccl.InvalidArgument(f"columns is {tuning.columns}, must be from 1 to {MOST_COLUMNS}")
-    for is_so, what in (
-        (program.config.experts is not None, "a mixture of experts"),
-        (tuning.weights_in_registers, "weights in registers, as on AMD's GPUs"),
-    ):
-        if is_so:
-            raise kccl.InvalidArgument(
-                f"columns is {tuning.columns}, must be 1 for {what}: a token step runs one position"
-            )
+    if what := _without_columns(program, tuning):
+        raise kccl.InvalidArgument(
+            f"columns is {tuning.columns}, must be 1 for {what}: a token step runs one position"
+        )
 
 
 def _check_experts(experts: Experts, tuning: Tuning | None) -> None:

@@ -36,6 +36,7 @@ class Sizes(NamedTuple):
         slots: Where each kind of vectors begins in the exchange buffer, in float4s.
         prefill_shared: The size of a block's shared memory in prefill. 0 if there is no kernel for
             chunks.
+        most_columns: For how many columns a block has enough shared memory.
         stamps: The number of stamps of a block in a token step, if the kernel traces.
     """
 
@@ -45,6 +46,7 @@ class Sizes(NamedTuple):
     cache: int
     slots: Slots
     prefill_shared: int
+    most_columns: int
     stamps: int
 
 

@@ -305,13 +305,14 @@ def test_drafts_that_do_not_exist_are_refused(given):
         drafts_of(given)
 
 
-def test_only_the_host_takes_drafts():
+def test_backends_that_take_no_drafts_refuse_them():
     assert drafts_for("host", 3) == Drafts(3)
     assert drafts_for("host", np.int64(3)) == Drafts(3)
     assert drafts_for("host", "auto").adapts
+    assert {each for each in BACKENDS if not BACKENDS[each].takes_drafts} == {"hip"}
+    assert drafts_for("hip", "off") == drafts_for("hip", "auto") == OFF
+    with pytest.raises(kccl.InvalidArgument, match=r"drafts is 3.*on backend 'hip'"):
+        drafts_for("hip", 3)
     for backend in sorted(BACKENDS.keys() - {"host"}):
-        assert drafts_for(backend, "off") == drafts_for(backend, "auto") == OFF
-        with pytest.raises(kccl.InvalidArgument, match=rf"drafts is 3.*on backend '{backend}'"):
-            drafts_for(backend, 3)
-    with pytest.raises(kccl.InvalidArgument, match=r"drafts is 3.*on backend 'sim'"):
-        Engine(random_checkpoint("tiny-llama"), "sim", drafts=3)
+        with pytest.raises(kccl.InvalidArgument, match=rf"a drafter.*not for backend '{backend}'"):
+            drafts_for(backend, Drafts(drafter=nonsense))

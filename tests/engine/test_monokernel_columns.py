@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from long import hunted, long_after
+from long import hunted
 from test_monokernel import (
     CONTEXT,
     MERGING,
@@ -85,18 +85,17 @@ def in_one_column(model: str, tuning: Tuning) -> tuple[Array, list[int], Array]:
     return found
 
 
+# Drafts need these bits. `make test` runs their test instead (test_monokernel_drafts.py).
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "columns", "ranks", "tuning"),
-    long_after(
-        1,
-        [
-            ("tiny-llama", 3, 2, TUNING),
-            ("tiny-laneformer", 8, 2, replace(TUNING, kv_splits=2)),
-            ("tiny-llama", 8, 1, MERGING),
-            # A block has all rows, and one warp all KV strands.
-            ("tiny-llama", 2, 1, replace(TUNING, blocks=1, warps=1)),
-        ],
-    ),
+    [
+        ("tiny-llama", 3, 2, TUNING),
+        ("tiny-laneformer", 8, 2, replace(TUNING, kv_splits=2)),
+        ("tiny-llama", 8, 1, MERGING),
+        # A block has all rows, and one warp all KV strands.
+        ("tiny-llama", 2, 1, replace(TUNING, blocks=1, warps=1)),
+    ],
 )
 def test_a_column_has_the_bits_that_it_has_alone(model, columns, ranks, tuning):
     one = in_one_column(model, tuning)
