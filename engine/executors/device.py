@@ -49,6 +49,7 @@ class DeviceExecutor:
         tuning: Tuning,
         context: int,
         slots: int = 1,
+        drafts: Drafts = OFF,
         warp_size: int = 32,
         progress: weights.Progress = lambda nbytes: None,
     ) -> None:
@@ -60,11 +61,12 @@ class DeviceExecutor:
             tuning: How the device is used. Must be the same on all ranks.
             context: The positions that a slot of the KV cache has room for.
             slots: The number of sequences that the KV cache keeps, each in a slot.
+            drafts: What requests will ask for. Only checked here: it must fit.
             warp_size: The threads of a warp of the simulated device.
             progress: Called with the number of bytes that were packed since the last call.
 
         Raises:
-            InvalidArgument: The monokernel cannot run the model on so many ranks.
+            InvalidArgument: The monokernel cannot run the model on so many ranks, or such drafts.
             BackendError: There is no memory, no compiler, or the driver refused.
         """
         self.program = Program(checkpoint.config, checkpoint.formats)
@@ -80,7 +82,7 @@ class DeviceExecutor:
         self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
         self._variant = USUAL  # the kernel's variant for all requests until the next use()
         self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
-        self._columns = min(tuning.columns, self._kernels.usual.sizes.most_columns)
+        self._columns = self._kernels.columns_for(drafts)
         self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
         self._passes = 0  # the number of chunks that all earlier prefills ran
         self.drafts = OFF
@@ -335,11 +337,9 @@ class DeviceExecutor:
         self._decoder = self._kernels.get(self._variant)
 
     def _drafts_of(self, params: SamplingParams, overlaps: bool) -> Drafts:
-        """Returns the drafts that a request makes. Kernels of other variants make none, and none
-        where nothing overlaps.
-        """
-        drafts = used_drafts(self.drafts, params, self._columns)
-        return drafts if overlaps and self._variant == USUAL else OFF
+        """Returns a request's drafts: none in other variants, and where nothing overlaps."""
+        drafts = self.drafts if overlaps and self._variant == USUAL else OFF
+        return used_drafts(drafts, params, self._columns)
 
     def _form(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> dict[str, Any]:
         """Returns which kernel a request needs, as Kernels.get() takes it."""

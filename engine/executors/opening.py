@@ -117,7 +117,13 @@ def _make_device(
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
     tuning = replace(tuning, columns=1 + most_drafts(program, tuning, drafts))
     return DeviceExecutor(
-        checkpoint, comm, tuning=tuning, context=context, slots=slots, progress=progress
+        checkpoint,
+        comm,
+        tuning=tuning,
+        context=context,
+        slots=slots,
+        drafts=drafts,
+        progress=progress,
     )
 
 

@@ -57,6 +57,18 @@ class Kernels:
         self._known: dict[tuple[Variant, bool, bool, int], Compiled] = {}
         self.usual = self.get()
 
+    def columns_for(self, drafts: Drafts) -> int:
+        """Returns the most positions that a token step runs: as the tuning says, or as many as a
+        block has memory for on each rank. Ranks with more lanes may have it for fewer. Collective.
+
+        Raises:
+            InvalidArgument: That is too few for these drafts.
+        """
+        fits = min(self._comm.gather_objects(self.usual.sizes.most_columns))
+        columns: int = min(self._tuning.columns, fits)
+        check_drafts(drafts, columns)
+        return columns
+
     def has(
         self, variant: Variant, *, samples: bool = False, overlaps: bool = True, columns: int = 1
     ) -> bool:
@@ -117,27 +129,31 @@ def check_sampling(params: SamplingParams) -> None:
         raise kccl.InvalidArgument(f"stop_ids has {num} ids, must have at most {most}")
 
 
+def check_drafts(drafts: Drafts, columns: int) -> None:
+    """Raises InvalidArgument if the kernel cannot make these drafts: a token step runs up to
+    `columns` positions, the last token's and one for each draft.
+    """
+    if drafts.drafter is not None:
+        raise kccl.InvalidArgument(
+            "the monokernel takes no drafts from a drafter in Python; backend 'host' does"
+        )
+    if drafts.adapts or drafts.most < columns:
+        return
+    allowed = f"at most {columns - 1}" if columns > 1 else "'off' or 'auto'"
+    positions = f"up to {columns} positions" if columns > 1 else "one position"
+    raise kccl.InvalidArgument(
+        f"drafts is {drafts.most}, must be {allowed}: a token step runs {positions} here"
+    )
+
+
 def used_drafts(drafts: Drafts, params: SamplingParams, columns: int) -> Drafts:
     """Returns the drafts that a request makes, at most one for each column but the first. A request
-    with a grammar makes none where that is left to the engine.
+    with a grammar makes none.
 
     Raises:
         InvalidArgument: The kernel cannot make these drafts.
     """
-    if drafts.most == 0 or (drafts.adapts and params.grammar is not None):
+    check_drafts(drafts, columns)
+    if drafts.most == 0 or params.grammar is not None:
         return OFF
-    for is_so, what in (
-        (drafts.drafter is not None, "a drafter in Python"),
-        (params.grammar is not None, "a request with a grammar"),
-    ):
-        if is_so:
-            raise kccl.InvalidArgument(
-                f"the monokernel takes no drafts from {what}; backend 'host' does"
-            )
-    most = min(drafts.most, columns - 1) if drafts.adapts else drafts.most
-    if most >= columns:
-        raise kccl.InvalidArgument(
-            f"drafts is {most}, must be at most {columns - 1}: a token step runs up to {columns} "
-            "positions here"
-        )
-    return Drafts(most, drafts.adapts)
+    return Drafts(min(drafts.most, columns - 1), drafts.adapts)

@@ -12,6 +12,7 @@ from test_monokernel import CONTEXT, MERGING, SMALL, TUNING, kernels
 
 import kccl
 from kccl.engine import Engine, Grammar
+from kccl.engine.executors import device
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import MODELS, RandomSource, random_checkpoint
@@ -20,7 +21,7 @@ from kccl.engine.model.drafts import OFF, Drafts
 from kccl.engine.model.executor import Token
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
-from kccl.engine.monokernel.compiled import used_drafts
+from kccl.engine.monokernel.compiled import Kernels, used_drafts
 from kccl.engine.monokernel.limits import most_drafts
 from kccl.engine.monokernel.shape import Tuning
 
@@ -244,25 +245,46 @@ def test_the_simulator_finds_planted_bugs(bug, kernels):
 
 
 @pytest.mark.parametrize(
-    ("drafts", "given", "columns", "message"),
+    ("drafts", "columns", "message"),
     [
-        (Drafts(3), {}, 3, "drafts is 3, must be at most 2"),
-        (Drafts(1), {}, 1, "drafts is 1, must be at most 0"),
-        (Drafts(drafter=lambda ids, most: []), {}, 8, "no drafts from a drafter in Python"),
-        (Drafts(1), {"grammar": Grammar.regex("a")}, 8, "no drafts from a request with a grammar"),
+        (Drafts(3), 3, "drafts is 3, must be at most 2"),
+        (Drafts(1), 1, "drafts is 1, must be 'off' or 'auto'.*one position here"),
+        (Drafts(drafter=lambda ids, most: []), 8, "no drafts from a drafter in Python"),
     ],
     ids=str,
 )
-def test_drafts_that_the_kernel_does_not_make_are_refused(drafts, given, columns, message):
+def test_drafts_that_the_kernel_does_not_make_are_refused(drafts, columns, message):
     with pytest.raises(kccl.InvalidArgument, match=message):
-        used_drafts(drafts, SamplingParams(**given), columns)
+        used_drafts(drafts, SamplingParams(), columns)
+
+
+def test_all_ranks_have_the_columns_that_fit_on_each(monkeypatch):
+    class Uneven(Kernels):
+        def __init__(self, program: Program, comm: kccl.Communicator, *args: Any) -> None:
+            super().__init__(program, comm, *args)
+            sizes = self.usual.sizes._replace(most_columns=3 - comm.rank)
+            self.usual = self.usual._replace(sizes=sizes)
+
+    monkeypatch.setattr(device, "Kernels", Uneven)
+    tuning = replace(TUNING, columns=3)
+
+    def main(comm: kccl.Communicator) -> str:
+        # Rank 0 alone would have room for these drafts. It refuses them before it loads weights.
+        with pytest.raises(kccl.InvalidArgument) as refused:
+            DeviceExecutor(
+                checkpoint("tiny-llama"), comm, tuning=tuning, context=CONTEXT, drafts=Drafts(2)
+            )
+        return str(refused.value)
+
+    for message in kccl.run_threads(main, 2, backend="sim"):
+        assert "drafts is 2, must be at most 1" in message
 
 
 def test_drafts_that_are_left_to_the_engine_are_as_many_as_fit():
-    adapting = Drafts(adapts=True)
+    adapting, grammar = Drafts(adapts=True), SamplingParams(grammar=Grammar.regex("a"))
     assert used_drafts(adapting, SamplingParams(), 4) == Drafts(3, adapts=True)
     assert used_drafts(adapting, SamplingParams(), 1) == Drafts(0, adapts=True)
-    assert used_drafts(adapting, SamplingParams(grammar=Grammar.regex("a")), 4) == OFF
+    assert used_drafts(adapting, grammar, 4) == used_drafts(Drafts(3), grammar, 4) == OFF
 
 
 def test_what_has_one_column_has_no_drafts():
