@@ -103,10 +103,11 @@ KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product,
 #undef KCCL_PACK
 }
 
-// S, but with another number of columns.
+// S, but with another number of columns. It samples, because that kernel's block has more memory.
 template <class S, uint32_t COLUMNS>
 struct WithColumns : S {
     static constexpr uint32_t kColumns = COLUMNS;
+    static constexpr bool kSamples = true;
 };
 // Returns the largest number of columns, up to S::kMostColumns, with which the ring of weights
 // still has three stages, or as many as with one column if these are fewer.
