@@ -106,7 +106,7 @@ class Engine(Closing):
                 text.
             drafts: The most tokens, 1 to 7, that are guessed from the ids so far and checked in one
                 pass; "auto": fewer where few are right, or none; or Drafts (see there). They change
-                no token. Backend "hip" has none, and only "host" takes Drafts.drafter.
+                no token. GPUs have as many as fit into memory; "hip" and mixtures there have none.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:

@@ -31,15 +31,17 @@ class Drafts:
         most: The most drafts of a pass. 0 means none.
         adapts: Whether the number of drafts depends on the share of the last drafts that were
             accepted. From 7/8 on a pass has 7 drafts, from 2/3 on 3, from 1/2 on 1, else none; at
-            most `most`. Times play no part, so equal requests take equal passes. If no draft is
-            ever right, 20 of an answer's first 260 passes try one.
+            most `most`, and on a GPU at most 3. Times play no part, so equal requests take equal
+            passes. If no draft is ever right, 20 of an answer's first 260 passes try one. These
+            shares suit the host. On a GPU a draft costs more, and so does a pass without one.
         drafter: The function that makes the drafts. None: drafts are copied from where the same ids
-            stood earlier in the text. Only backend "host" calls a drafter, and only it makes
-            drafts for a request with a grammar. In a job of several processes only rank 0's is
-            called. A thread of the executor calls it between two passes. All ranks wait meanwhile,
-            and so does Ctrl-C. It must return within KCCL_TIMEOUT. It cannot close its engine. If
-            it raises, the request raises the same error, and other processes' requests raise
-            EndedElsewhere. No automatic garbage collection begins while it runs.
+            stood earlier in the text. Only backend "host" calls a drafter. Only it makes drafts for
+            a request with a grammar: on a GPU such a request has none, whatever `most` is. In a job
+            of several processes only rank 0's is called. A thread of the executor calls it between
+            two passes. All ranks wait meanwhile, and so does Ctrl-C. It must return within
+            KCCL_TIMEOUT. It cannot close its engine. If it raises, the request raises the same
+            error, and other processes' requests raise EndedElsewhere. No automatic garbage
+            collection begins while it runs.
 
     Raises:
         InvalidArgument: `most` is out of range, `adapts` is no bool, or `drafter` is no function.

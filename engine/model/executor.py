@@ -27,8 +27,8 @@ class Token(NamedTuple):
         time_s: The time at which it was chosen, by time.monotonic(). If a pass chooses several
             tokens, executors/shares.py then spreads the pass's time over them.
         alternatives: The likeliest tokens and their log-probabilities, as many as were asked for.
-        pass_number: The number, within the request, of the pass that chose it. Always 0 if the
-            request makes no drafts on a device.
+        pass_number: The number, within the request, of the pass that chose it. On a device always
+            0 for a request without drafts.
         num_drafts: The drafts that this pass checked.
         is_draft: Whether the token was one of these drafts.
     """
