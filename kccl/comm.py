@@ -53,6 +53,7 @@ from .collectives.one_sided import OneSided
 from .collectives.point_to_point import PointToPoint
 from .collectives.symmetric import Symmetric
 from .plan.choice import Plan
+from .plan.grouping import MOST_GROUPED_RANKS
 from .ranks import agreement, survivors
 from .ranks.mesh import Mesh
 
@@ -103,11 +104,10 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
         `timeout` is the most seconds that each wait for other ranks may last during start-up.
         """
-        if ranks.world_size > opens.most_ranks:
-            raise InvalidArgument(
-                f"world_size is {ranks.world_size}, must be at most {opens.most_ranks} on backend "
-                f"{opens.name!r}"
-            )
+        most_ranks = MOST_GROUPED_RANKS if ranks.homes else opens.most_ranks
+        if ranks.world_size > most_ranks:
+            wrong = f"world_size is {ranks.world_size}, must be at most {most_ranks}"
+            raise InvalidArgument(f"{wrong} on backend {opens.name!r}")
         if ranks.homes and not opens.spans_nodes:
             raise BackendError(
                 f"the ranks are on several nodes, and backend {opens.name!r} works within one: "

@@ -20,6 +20,7 @@ DECLARATIONS = (
     CSRC / "host/chain.inc",
     CSRC / "host/routes.inc",
     CSRC / "host/parts.inc",
+    CSRC / "host/staged.inc",
     CSRC / "sim/api.inc",
     ENGINE / "abi.inc",
     ENGINE / "host/api.inc",
@@ -44,6 +45,7 @@ SOURCES = [
     "host/parts.cpp",
     "host/postings.cpp",
     "host/scaled.cpp",
+    "host/staged.cpp",
     "host/normed.cpp",
     # In front of those of larger instruction sets: for a function that several have, the linker
     # takes the first one (tests/house/test_objects.py).
@@ -119,6 +121,7 @@ ffibuilder.set_source(
     '#include "csrc/host/host.h"\nextern "C" {\n'
     '#include "csrc/host/nodes.inc"\n#include "csrc/host/chain.inc"\n'
     '#include "csrc/host/routes.inc"\n#include "csrc/host/parts.inc"\n'
+    '#include "csrc/host/staged.inc"\n'
     '#include "csrc/sim/api.inc"\n'
     '#include "engine/abi.inc"\n#include "engine/host/api.inc"\n}\n',
     sources=[

@@ -46,6 +46,10 @@ using Launch = int (*)(uint64_t function, unsigned, unsigned, unsigned, unsigned
 using LaunchEx = int (*)(const LaunchConfig*, uint64_t function, void** arguments, void** extra);
 using LaunchGraph = int (*)(uint64_t graph, uint64_t stream);
 using IsCapturing = int (*)(uint64_t stream, int* status);
+using CopyToHost = int (*)(void* to, uint64_t from, size_t num_bytes, uint64_t stream);
+using CopyToDevice = int (*)(uint64_t to, const void* from, size_t num_bytes, uint64_t stream);
+using RecordEvent = int (*)(uint64_t event, uint64_t stream);
+using QueryEvent = int (*)(uint64_t event);
 // Functions that CUDA has from 12.3 on.
 using CaptureInfo = int (*)(uint64_t stream, int* status, uint64_t* id, uint64_t* graph,
                             const uint64_t** nodes, const void** edges, size_t* count);

@@ -5,6 +5,7 @@
 #include "../include/kccl/mem.cuh"
 #include "cuda_driver.h"
 #include "host.h"
+#include "on_device.h"
 
 namespace driver = kccl::driver;
 
@@ -124,27 +125,6 @@ int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
                   arguments, nullptr);
 }
 
-// Makes the queue's device current in this thread. With HIP, which has no stack of contexts, also
-// stores in *before the number of the device that was current. Returns the driver's code.
-int make_current(const KcclGpuQueue& queue, int* before) {
-    if (queue.current_device != 0) {
-        const auto current = reinterpret_cast<driver::CurrentDevice>(queue.current_device);
-        if (const int error = current(before); error != 0) return error;
-    }
-    return reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
-}
-
-// Makes the device current again that was so before make_current().
-void make_previous_current(const KcclGpuQueue& queue, int before) {
-    if (queue.pop_context != 0) {
-        uint64_t context;
-        reinterpret_cast<driver::PopContext>(queue.pop_context)(&context);
-    } else {
-        const auto number = static_cast<uint64_t>(before);
-        reinterpret_cast<driver::PushContext>(queue.push_context)(number);
-    }
-}
-
 // Launches the call. Returns 0 or the driver's code of an error. Stores an error also in the queue,
 // with how the call was launched.
 int launch(const KcclGpuOp& op) {
@@ -152,7 +132,7 @@ int launch(const KcclGpuOp& op) {
     const uint64_t stream = op.stream;  // read once: another thread may change op.stream meanwhile
     KcclGpuLaunch how = kKcclNoLaunch;
     int device = 0;
-    int error = make_current(queue, &device);
+    int error = kccl::host::make_current(queue, &device);
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
@@ -163,7 +143,7 @@ int launch(const KcclGpuOp& op) {
             if (error != 0) how = kKcclLaunchAnnounced;
         }
         if (error == 0) error = launch_as(how, op, stream);
-        make_previous_current(queue, device);
+        kccl::host::make_previous_current(queue, device);
     }
     if (error != 0) {
         queue.error = error;

@@ -6,7 +6,7 @@ node's ranks are a group, and the team across groups is a BetweenNodes. A record
 ranks' numbers in a team: csrc/host/chain.cpp translates them to numbers in the communicator.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from ..base import abi, arrays, dtypes, env, strided
 from ..base.abi import ffi, lib
 from ..base.errors import InvalidArgument
 from ..plan.grouping import MOST_GROUPED_RANKS, Grouping
+from ..plan.spec import Request
 from ..plan.specs import BY_NAME
 from ..plan.steps import Step, Steps
 from ..ranks.mesh import Mesh
@@ -203,19 +204,31 @@ class GroupedBackend(Backend):
             raise AssertionError(f"no kernel {kernel}")
         return handle
 
+    @property
+    def teams_address(self) -> int:
+        """Returns the address of the rank's KcclHostTeams."""
+        return int(ffi.cast("uintptr_t", self._shared))
+
     def chain(
-        self, made: Steps, nbytes: int, channel: int, *, moved: int | None = None, **fields: Any
+        self,
+        make: Callable[..., Steps],
+        request: Request,
+        channel: int,
+        *,
+        moved: int | None = None,
+        **fields: Any,
     ) -> Any:
         """Returns a KcclHostOp for a call of several steps. The caller keeps it alive, as with
         call().
 
         Args:
-            made: The steps.
-            nbytes: Bytes of the message.
+            make: Makes the steps from `fields`.
+            request: The call.
             channel: The channel of all steps.
             moved: See Plan.handle().
             fields: KcclCall's other fields.
         """
+        made = make(**fields)
         self._shared.temporary = self._of_steps.room(made.temporary_bytes)
         steps = ffi.new("KcclHostStep[]", len(made.steps))
         takes = [
@@ -226,7 +239,7 @@ class GroupedBackend(Backend):
         chain.op.call.comm = self._comm[0]
         count = fields.get("count", 0)
         chain.op.call.count = count
-        chain.op.bytes_per_count = nbytes // count if count else 0
+        chain.op.bytes_per_count = request.nbytes // count if count else 0
         chain.teams, chain.steps, chain.num_steps = self._shared, steps, len(made.steps)
         if lib.kccl_host_bind_chain(chain) != 0:
             raise AssertionError(f"a step of {made.steps} has no kernel: the planner let it pass")

@@ -22,7 +22,7 @@ def opener(backend: str, way: Literal["of_process", "of_thread", "number"], numb
     """
     if backend in ON_GPUS:
         from ..gpu import driver
-        from .gpu import OnDevice
+        from .on_device import OnDevice
 
         driver.choose(driver.VENDORS[backend])
         on_device: Opener = getattr(OnDevice, way)(number)

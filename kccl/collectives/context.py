@@ -61,7 +61,8 @@ class Context:
         if backend.grouping is None:
             self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
         else:
-            self.plan = GroupedPlanner(backend.name, backend.grouping, self.rank, env)
+            # Groups make their steps on the host, also where the arrays are on GPUs.
+            self.plan = GroupedPlanner("host", backend.grouping, self.rank, env)
 
     def launch(self, kernel: Any, data: bytes, *, stream: Any, **shape: Any) -> None:
         """Runs a module.Kernel to its end, or enqueues it on a GPU.

@@ -46,6 +46,7 @@ class Cuda(Table):
         record_event="cuEventRecord",
         synchronize_event="cuEventSynchronize",
         elapsed_ms="cuEventElapsedTime",
+        query_event="cuEventQuery",
         destroy_event="cuEventDestroy",
         resident_blocks="cuOccupancyMaxActiveBlocksPerMultiprocessor",
         launch="cuLaunchKernel",

@@ -51,6 +51,7 @@ class Hip(Table):
         record_event="hipEventRecord",
         synchronize_event="hipEventSynchronize",
         elapsed_ms="hipEventElapsedTime",
+        query_event="hipEventQuery",
         destroy_event="hipEventDestroy",
         resident_blocks="hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
         launch="hipModuleLaunchKernel",

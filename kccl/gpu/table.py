@@ -57,6 +57,7 @@ class Names:
     record_event: str  # (event, stream)
     synchronize_event: str  # (event)
     elapsed_ms: str  # (begin, end) -> float
+    query_event: str  # (event), see not_ready
     destroy_event: str  # (event)
 
     # Kernels
@@ -99,7 +100,8 @@ class Table(ABC):
         names: The names of functions.
         errors: The binding's enumeration of error codes.
         out_of_memory: The error code of an allocation.
-        not_ready: The error code of query_stream for a stream that has work left.
+        not_ready: The error code of query_stream for a stream that has work left, and of
+            query_event for an event that has not happened.
         is_accessible: The error code of enable_access for memory that is accessible already.
         stream_flags: The flags of a stream that does not wait for the default stream.
         capture_mode: The mode of a capture that forbids this thread's calls only.

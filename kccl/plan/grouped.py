@@ -45,8 +45,8 @@ class GroupedPlan(Plan):
 
     def handle(self, backend: Any, *, moved: int | None = None, **fields: Any) -> Any:
         """See Plan."""
-        channel, steps = fields.pop("channel", 0), self.make(**fields)
-        return backend.chain(steps, self.request.nbytes, channel, moved=moved, **fields)
+        channel = fields.pop("channel", 0)
+        return backend.chain(self.make, self.request, channel, moved=moved, **fields)
 
     def explain(self) -> str:
         """See Plan: the choice, the teams and the steps."""

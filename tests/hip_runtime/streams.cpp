@@ -287,6 +287,12 @@ HIP_API int hipEventSynchronize(Event* event) {
     return kHipSuccess;
 }
 
+HIP_API int hipEventQuery(Event* event) {
+    HIP_MAY_FAIL();
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    return event->done == event->recorded ? kHipSuccess : kHipErrorNotReady;
+}
+
 HIP_API int hipStreamWaitEvent(uint64_t stream, Event* event, unsigned) {
     HIP_MAY_FAIL();
     uint64_t wanted = 0;

@@ -189,6 +189,7 @@ OWN_NAMES = {
     "record_event": "toyRecord",
     "synchronize_event": "toyDrop",
     "elapsed_ms": "toyElapsed",
+    "query_event": "toyDrop",
     "destroy_event": "toyDrop",
     "launch": "toyLaunch",
     "create_graph": "toyGraph",
