@@ -41,6 +41,22 @@ def _grouped(script):
         script.messages(0, [(*pair, nbytes) for pair in pairs], tags=tags)
 
 
+def _in_dependents(script):
+    """Each call may begin before the one before has ended."""
+    script.begin(threads=script.machine.warp_size, blocks=2, style="calls", dependents="early")
+    for nbytes in (300, 5, 7000, 9):
+        script.messages(0, [(0, 1, nbytes), (1, 0, nbytes)])
+        script.message(0, 1, 2, nbytes)
+
+
+def _in_chains(script):
+    """Two chains of calls compete for room."""
+    script.begin(threads=script.machine.warp_size, style="calls", streams=2, dependents="early")
+    for number in range(16):
+        for actor in range(2):
+            script.messages(actor, [(0, 1, number), (1, 0, number)])
+
+
 def _differing(script):
     script.begin(threads=2 * script.machine.warp_size)
     script.messages(0, [(0, 1, 40)], expected=48)
@@ -62,6 +78,11 @@ PROGRAMS = {
     "bursts of messages": Program(_bursts, 2, (SEND_RECV,), _PIPES),
     "grouped messages": Program(
         _grouped, 3, (SEND_RECV,), {**_PIPES, "num_channels": 1, "blocks_per_channel": 4}
+    ),
+    "messages of dependents": Program(_in_dependents, 3, (SEND_RECV,), _PIPES),
+    # Each launch has a block: so four calls have room, two of each chain.
+    "chains of messages": Program(
+        _in_chains, 2, (SEND_RECV,), {**_PIPES, "num_channels": 2, "most_blocks": 4}
     ),
     "a message of another length": Program(_differing, 2, (SEND_RECV,), _PIPES, **_REFUSED),
     "a message with another tag": Program(_differing_tags, 2, (SEND_RECV,), _PIPES, **_REFUSED),

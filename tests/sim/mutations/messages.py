@@ -177,6 +177,36 @@ MUTATIONS = (
         program=BURSTS,
     ),
     bug(
+        "messages_without_wait",
+        "a call does not wait for the kernels before it",
+        "messages of dependents",
+        RACE | STUCK | STALE | REUSED,
+        Edit(KERNEL, "mem::await_kernels_before();\n", "\n"),
+    ),
+    bug(
+        "messages_wait_too_late",
+        "a call waits for the kernels before it when it has read its pipes' counters",
+        "messages of dependents",
+        RACE | STUCK | STALE | REUSED,
+        Edit(KERNEL, "        if (!has_begun) begin();\n", ""),
+        Edit(
+            KERNEL,
+            "            const Status status =\n",
+            "            if (i == number) begin();\n            const Status status =\n",
+        ),
+    ),
+    bug(
+        "messages_let_in_before_the_wait",
+        "a call lets the next one in before it has waited itself",
+        "chains of messages",
+        STUCK,
+        Edit(
+            KERNEL,
+            "mem::await_kernels_before();",
+            "mem::launch_dependents(), mem::await_kernels_before();",
+        ),
+    ),
+    bug(
         "messages_by_every_block",
         "every block makes the whole call",
         GROUPED,

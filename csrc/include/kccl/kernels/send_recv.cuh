@@ -20,24 +20,24 @@ namespace kccl {
 // call together, and this is number `block` of them. If `blocks` is at least the number of
 // messages, no message waits for another one. On each rank only one call at a time may use a
 // channel.
-template <class Coop>
+//
+// `begin()` is called once, by all threads, before memory is read. What is computed from `call`
+// alone comes before it, so that a kernel does that while the kernel before it still runs.
+template <class Coop, class Begin>
 KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call, uint32_t block,
-                             uint32_t blocks) {
+                             uint32_t blocks, const Begin& begin) {
     const PipeShape shape(comm);
     uint32_t num_messages = 0;
     for (uint64_t rest = call.messages; rest != 0; rest &= rest - 1) ++num_messages;
-    if (num_messages == 0) return coop.any(status_of(comm) != kKcclOk) ? status_of(comm) : kKcclOk;
-    // An earlier call in this kernel may have stored the pipes' counters, which all threads load
-    // below.
-    coop.sync();
     // The number of blocks that share one message.
-    const uint32_t each = blocks > num_messages ? blocks / num_messages : 1;
+    const uint32_t each = num_messages != 0 && blocks > num_messages ? blocks / num_messages : 1;
     // The number of the block that has the next message's first slice.
-    uint32_t begin = 0;
-    for (int bit = 0; bit < 2 * kKcclMaxWorldSize; ++bit) {
-        if ((call.messages >> bit & 1u) == 0) continue;
-        const uint32_t number = block - begin;
-        begin = begin + each < blocks ? begin + each : 0;
+    uint32_t first = 0;
+    bool has_begun = false;
+    for (uint64_t rest = call.messages; rest != 0; rest &= rest - 1) {
+        const int bit = first_of(static_cast<uint32_t>(rest));
+        const uint32_t number = block - first;
+        first = first + each < blocks ? first + each : 0;
         if (number >= each) continue;
         const bool receives = bit >= kKcclMaxWorldSize;
         const int peer = receives ? bit - kKcclMaxWorldSize : bit;
@@ -46,19 +46,32 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
         const uint32_t num_slices = shape.slices_of(num_bytes, call.channel);
         constexpr uint64_t kUnit = 16;
         const uint64_t units = (num_bytes + kUnit - 1) / kUnit;
-        const uint64_t share = (units + num_slices - 1) / num_slices * kUnit;
+        // keep() makes the compiler have these before begin().
+        const uint64_t share = mem::keep((units + num_slices - 1) / num_slices * kUnit);
+        auto* const out = reinterpret_cast<uint8_t*>(mem::keep(call.receive_to[peer]));
+        const auto* const in = reinterpret_cast<const uint8_t*>(mem::keep(call.send_from[peer]));
+        if (!has_begun) begin();
+        has_begun = true;
         for (uint32_t i = number; i < num_slices; i += each) {
             const Slice slice = slice_of(num_bytes, share, i);
             PipeEnd<Coop> end(coop, comm, shape, receives ? kKcclRecvFrom : kKcclSendTo, peer,
                               call.channel, i);
-            auto* const out = reinterpret_cast<uint8_t*>(call.receive_to[peer]);
-            const auto* const in = reinterpret_cast<const uint8_t*>(call.send_from[peer]);
             const Status status =
                 receives ? end.receive(out, slice, head) : end.send(in, slice, head);
             if (status != kKcclOk) return status;
         }
     }
-    return kKcclOk;
+    if (has_begun) return kKcclOk;
+    begin();
+    return coop.any(status_of(comm) != kKcclOk) ? status_of(comm) : kKcclOk;
+}
+
+// The call in a kernel that makes other calls too.
+template <class Coop>
+KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call, uint32_t block,
+                             uint32_t blocks) {
+    // An earlier call in this kernel may have stored the pipes' counters, which all threads load.
+    return send_recv(coop, comm, call, block, blocks, [&] { coop.sync(); });
 }
 
 namespace kernels {
@@ -66,9 +79,12 @@ namespace kernels {
 KCCL_KERNEL_OF(kMostStepThreads)
 void send_recv(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    mem::await_kernels_before();
     kccl::send_recv(block(), call.comm, call, platform::block_in_grid(),
-                    platform::blocks_per_grid());
+                    platform::blocks_per_grid(), [&] {
+                        mem::await_kernels_before();
+                        // The next call's blocks compute, and wait for the end of this kernel.
+                        if (call.dependent == kKcclEarlyDependent) mem::launch_dependents();
+                    });
 }
 
 }  // namespace kernels
