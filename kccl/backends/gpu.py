@@ -25,7 +25,7 @@ from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
 from ..plan.limits import not_resident
 from ..plan.specs import BY_NAME
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from ..ranks.windows import Window
 from . import share
 from .base import Backend
@@ -63,7 +63,7 @@ class GpuBackend(Backend):
     def __init__(
         self,
         device: driver.Device,
-        mesh: Mesh,
+        mesh: Connected,
         settings: Settings,
         *,
         shares_cores: bool,

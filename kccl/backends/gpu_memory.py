@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from ..base.abi import ffi
 from ..gpu import driver
 from ..gpu.memory import GpuWindow, Memory, shared_stream
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from ..ranks.windows import Window
 
 
 class GpuMemory:
     """See scratch.Memory: memory of a GPU, which the peers' GPUs map."""
 
-    def __init__(self, mesh: Mesh, device: driver.Device, *, are_threads: bool, way: str) -> None:
+    def __init__(
+        self, mesh: Connected, device: driver.Device, *, are_threads: bool, way: str
+    ) -> None:
         """Allocates nothing yet.
 
         Args:

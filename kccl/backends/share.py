@@ -27,7 +27,7 @@ from typing import Any
 
 from ..base.errors import InvalidArgument
 from ..plan.spec import MOST_BLOCKS, KernelSpec
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from .shapes import launch_shape, messages_shape, row_threads
 
 
@@ -131,7 +131,7 @@ class Share:
 
 
 def agree(
-    mesh: Mesh, streams: int, multiprocessors: int, longest_row: int, timeout: float
+    mesh: Connected, streams: int, multiprocessors: int, longest_row: int, timeout: float
 ) -> Share:
     """Returns the share of a stream, which is the same on all ranks. Collective.
 

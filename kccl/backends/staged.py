@@ -69,9 +69,9 @@ class StagedBackend(Backend):
         ways |= {"timeout": timeout}
         on_host = HostBackend.settings(settings.epoch_bits)
         self._host = GroupedBackend(mesh, on_host, **ways)
-        self.grouping = self._host.grouping
+        self.grouping = grouping = self._host.grouping
         # For the rank's own kernels, and for arrays and streams.
-        group = self.grouping.teams_of(mesh.rank)[0]
+        group = grouping.teams_of(mesh.rank)[0]
         self._gpu = GpuBackend(device, Team(mesh, group), settings, **ways)
         self.name, self.caveat = self._gpu.name, ""
         self.context = self._host.context
@@ -98,7 +98,7 @@ class StagedBackend(Backend):
 
     def comm_for_kernels(self, *_: Any) -> NoReturn:
         """See Backend."""
-        return self._host.comm_for_kernels()
+        self._host.comm_for_kernels()
 
     def temporary(self, nbytes: int, channel: int) -> int:
         """See Backend."""
@@ -149,7 +149,7 @@ class StagedBackend(Backend):
         """See Backend. Refuses all calls except those that need no other rank."""
         if kernel not in _ALONE:
             what = "send() and recv() are" if kernel == "send_recv" else f"{kernel}() is"
-            raise InvalidArgument(self.grouping.refusal(f"on GPUs {what}"))
+            raise InvalidArgument(self._host.grouping.refusal(f"on GPUs {what}"))
         handle = self._gpu.call(kernel, shape, dtype=dtype, op=op, **fields)
         # A launch that fails must fail the communicator.
         handle.call.comm.state = int(ffi.cast("uintptr_t", self.state.own))

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from ..base import dtypes
 from ..base.errors import BackendError
-from ..ranks.mesh import Mesh
 from ..ranks.sockets import peer_lost
+from ..ranks.team import Connected
 from ..ranks.windows import Window, agree_on_size
 from . import driver, release
 from .arrays import DeviceArray
@@ -257,7 +257,7 @@ def _with_room(allocate: Callable[[], Any]) -> Any:
 _handed: dict[int, "Shareable | Plain"] = {}
 # Keeps exported parts of windows that could not be made, until all peers are known to have closed
 # them.
-_given_up: "weakref.WeakKeyDictionary[Mesh, list[Plain]]" = weakref.WeakKeyDictionary()
+_given_up: "weakref.WeakKeyDictionary[Connected, list[Plain]]" = weakref.WeakKeyDictionary()
 
 
 class GpuWindow(Window):
@@ -265,7 +265,7 @@ class GpuWindow(Window):
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: Connected,
         nbytes: int,
         what: str,
         timeout: float,
@@ -340,7 +340,7 @@ class GpuWindow(Window):
 
 
 def _with_threads(
-    mesh: Mesh, mine: Shareable | Plain, what: str, timeout: float
+    mesh: Connected, mine: Shareable | Plain, what: str, timeout: float
 ) -> list[Shareable | Plain]:
     _handed[mine.address] = mine
     message = json.dumps([mine.address, mine.device.ordinal]).encode()
@@ -361,7 +361,7 @@ def _with_threads(
     return parts
 
 
-def _with_processes(mesh: Mesh, mine: Shareable, what: str, timeout: float) -> list[Shareable]:
+def _with_processes(mesh: Connected, mine: Shareable, what: str, timeout: float) -> list[Shareable]:
     with contextlib.ExitStack() as descriptors:
         fd = mine.export()
         descriptors.callback(os.close, fd)
@@ -374,7 +374,7 @@ def _with_processes(mesh: Mesh, mine: Shareable, what: str, timeout: float) -> l
         ]
 
 
-def _by_handles(mesh: Mesh, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:
+def _by_handles(mesh: Connected, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:
     with contextlib.ExitStack() as undo:
         undo.callback(_given_up.setdefault(mesh, []).append, mine)
         replies = mesh.allgather(mine.export(), what, timeout)

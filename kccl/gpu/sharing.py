@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from ..base.errors import BackendError, InvalidArgument
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from . import driver
 from .memory import Shareable
 from .table import DriverError
@@ -91,7 +91,7 @@ def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
 
 
 def agree(
-    mesh: Mesh, device: driver.Device, *, are_threads: bool, forced: str, timeout: float
+    mesh: Connected, device: driver.Device, *, are_threads: bool, forced: str, timeout: float
 ) -> Sharing:
     """Returns the way that all ranks use: "vmm" if each of them can use that. Collective.
 
