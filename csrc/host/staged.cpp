@@ -6,10 +6,10 @@
 //     stream   in 0   in 1            out 0  in 2            out 1  in 3   ...
 //     host            exchange 0             exchange 1             exchange 2
 //
-// Why a slot may be used again. A call begins when the copies of earlier calls to the GPU, which may
-// be on other streams, have ended. The input of piece i + kKcclStagedSlots is copied to the host once
-// the host has made piece i. Its output is written there once the copy of piece i's output to the
-// GPU has ended; an event tells.
+// Why a slot may be used again. A call begins when the copies of earlier calls to the GPU, which
+// may be on other streams, have ended. The input of piece i + kKcclStagedSlots is copied to the
+// host once the host has made piece i. Its output is written there once the copy of piece i's
+// output to the GPU has ended; an event tells.
 #include <stddef.h>
 
 #include "../include/kccl/wait.cuh"
