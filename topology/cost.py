@@ -20,10 +20,10 @@ ERROR = 0.25
 UNMEASURED_ERROR = 0.5
 """The assumed relative error of a prediction that no record can be compared with."""
 
-FIXED: Mapping[str, float] = {"pipe": 1.42, "way": 1.0}
+FIXED: Mapping[str, float] = {"pipe": 0.25, "way": 1.0}
 """Constants that are not fitted. A word cannot take less than the links' latency, so "way" is 1.
 "pipe" is what a message takes besides, for the credit and the counters of its pipe. It is from
-three times of two H100 in bench/LOG.md, 2026-11-27, and a record of two H200 came later."""
+the time of 8 bytes between two H200 (bench/LOG.md, 2026-11-30)."""
 
 CONSTANTS: Mapping[str, float] = {
     "acq_rel": 0.5975,
@@ -39,7 +39,7 @@ CONSTANTS: Mapping[str, float] = {
     "local": 1.4727,
     "message": 0.1508,
     "peers": 0.0908,
-    "pipe": 1.42,
+    "pipe": 0.25,
     "sentinel": 0.1436,
     "simple": 7.7877,
     "slice wire": 0.3172,

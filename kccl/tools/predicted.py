@@ -96,8 +96,8 @@ def _trust(collective: str, figures: topology.Figures, calls: list[topology.Call
         told += f" Where no record has so many bytes and ranks, {assumed}."
     if collective == MESSAGE:
         told += (
-            " Records have two H200, both ways at once; messages of 256 KiB are predicted 31 % too "
-            "long, the others within 21 %. One of the constants is from three times of two H100 "
-            "(bench/LOG.md, 2026-11-27)."
+            " Records have two H200, both ways at once. One of the constants is from the time of 8 "
+            "bytes, and the others are predicted within 24 %. 256 KiB was measured with older code "
+            "only, and took 24 % less than predicted (bench/LOG.md, 2026-11-30)."
         )
     return told
