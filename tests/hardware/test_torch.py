@@ -177,6 +177,55 @@ say(rank=rank)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("world_size", [2])
+def test_groups_share_a_stream_and_captures_run_at_once(world_size, ranks):
+    ranks(world_size, """
+start()
+groups = [dist.group.WORLD, dist.new_group()]
+for group in groups:
+    dist.all_reduce(filled(4), group=group)
+torch.cuda.synchronize()
+for turn in range(50):
+    begun = []
+    for each in range(4):
+        torch.cuda._sleep(300_000 if (turn + each) % world_size == rank else 1)
+        x = filled(50_000) + turn
+        begun.append((x, dist.all_reduce(x, group=groups[each % 2], async_op=True)))
+    y = filled(3000)
+    dist.all_reduce(y, group=groups[turn % 2])
+    for x, work in reversed(begun):
+        work.wait()
+        assert (x == total + world_size * turn).all(), turn
+    assert (y == total).all(), turn
+
+xs = [filled(1000), filled(70_000)]
+streams = [torch.cuda.Stream() for _ in groups]
+graphs = [torch.cuda.CUDAGraph() for _ in groups]
+torch.cuda.synchronize()
+with torch.cuda.stream(streams[0]):
+    graphs[0].capture_begin(capture_error_mode="relaxed")
+    work = dist.all_reduce(xs[0], group=groups[0], async_op=True)
+    with torch.cuda.stream(streams[1]):
+        graphs[1].capture_begin(capture_error_mode="relaxed")
+        dist.all_reduce(xs[1], group=groups[1], async_op=True).wait()
+        xs[1] += 1
+        graphs[1].capture_end()
+    work.wait()
+    xs[0] += 1
+    graphs[0].capture_end()
+for turn in range(4):
+    for x in xs:
+        x.fill_(rank + 1 + turn)
+    for graph in graphs[:: 1 if turn % 2 else -1]:
+        graph.replay()
+    for x in xs:
+        assert (x == total + world_size * turn + 1).all(), turn
+for group in groups:
+    group.communicator(torch.device("cuda", rank)).check()
+say(rank=rank)
+""")  # fmt: skip
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_cuda_graph_replays_with_other_data(world_size, ranks):
     facts = ranks(world_size, """
