@@ -46,7 +46,6 @@ class FarWork(Handle):
         self._messages = messages
         self._works = works
         self._tensors = tensors
-        self._error: Error | None = None
         self._is_done = False
 
     @untraced
@@ -73,21 +72,6 @@ class FarWork(Handle):
     def is_completed(self) -> bool:
         """Tells whether all messages have ended, as far as gloo says before wait()."""
         return self._is_done or all([work.is_completed() for work in self._works])
-
-    @untraced
-    def is_success(self) -> bool:
-        """Tells whether all messages have ended, and none is known to have failed."""
-        return self.is_completed() and self._error is None
-
-    @untraced
-    def exception(self) -> Error | None:
-        """Returns the error that wait() has found; None if there is none."""
-        return self._error
-
-    @untraced
-    def result(self) -> list[torch.Tensor]:
-        """Returns the messages' tensors."""
-        return self._tensors
 
     @untraced
     def _source_rank(self) -> int:

@@ -19,7 +19,7 @@ from .torch_monitored import monitored_barrier
 from .torch_queue import AnyWork, Queue
 from .torch_routes import routed
 from .torch_split import split_group
-from .torch_streams import stream_of_call
+from .torch_streams import Place, enqueue
 from .torch_versions import init_group
 from .torch_work import CoalescedWork, Work
 
@@ -230,10 +230,19 @@ class ProcessGroup(dist.ProcessGroup):
         if device.type == "cpu":
             return self._on_host(comm, [], opts, lambda comm: comm.barrier())
 
+        device = devices["cuda"]
+
         def call(comm: Communicator) -> None:
             comm.barrier(stream=torch.cuda.current_stream(device))
 
-        return self._on_gpu(comm, device, [], [], opts, call, blocks_host=True)
+        waits = not is_async(opts)
+        return self._made(
+            comm,
+            [],
+            lambda: enqueue(comm, device, call, is_async=not waits),
+            waits=waits,
+            blocks_host=True,
+        )
 
     def run(
         self,
@@ -256,7 +265,14 @@ class ProcessGroup(dist.ProcessGroup):
             comm = self.communicator(device)
         if device.type == "cpu":
             return self._on_host(comm, results, opts, call)
-        return self._on_gpu(comm, device, inputs, results, opts, call)
+        waits = not is_async(opts)
+        return self._made(
+            comm,
+            results,
+            lambda: enqueue(comm, device, call, is_async=not waits),
+            inputs,
+            waits=waits,
+        )
 
     def _on_host(
         self,
@@ -268,7 +284,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Makes a call on the host, or puts it into the queue if it is asynchronous."""
         if not is_async(opts):
             return self._made(
-                comm, results, opts, lambda comm: self._queue.make(lambda: call(comm))
+                comm, results, lambda: self._queue.make(lambda: call(comm)), waits=True
             )
         self._sequence += 1
         work = self._queue.add(lambda: call(comm), results, self._sequence)
@@ -276,51 +292,39 @@ class ProcessGroup(dist.ProcessGroup):
             self._coalesced_works.append(work)
         return work
 
-    def _on_gpu(
-        self,
-        comm: Communicator,
-        device: torch.device,
-        inputs: Sequence[torch.Tensor],
-        results: list[torch.Tensor],
-        opts: Any,
-        call: Callable[[Communicator], Any],
-        *,
-        blocks_host: bool = False,
-    ) -> Work:
-        """Enqueues a call on its stream."""
-        with stream_of_call(comm, device, is_async=is_async(opts)) as (stream, caller):
-            of_work = {"stream": stream, "caller": caller, "inputs": inputs}
-            return self._made(comm, results, opts, call, blocks_host=blocks_host, **of_work)
-
     def _made(
         self,
         comm: Communicator,
         results: list[torch.Tensor],
-        opts: Any,
-        call: Callable[[Communicator], Any],
-        **of_work: Any,
+        make: Callable[[], Place | None],
+        inputs: Sequence[torch.Tensor] = (),
+        *,
+        waits: bool,
+        blocks_host: bool = False,
     ) -> Work:
         """Makes a call. Raises its Timeout or PeerLost, or lets wait() raise it if asynchronous.
 
-        `of_work` are arguments of Work.
+        `make` makes it, and returns where it is on a GPU. `waits`: the call is not asynchronous.
         """
         self._sequence += 1
+        place: Place | None = None
         failure: Error | None = None
         try:
-            call(comm)
+            place = make()
         except WaitFailed as error:
             failure = of_torch(error)
-            if not is_async(opts):
+            if waits:
                 raise failure from error
         except Error as error:
             raise of_torch(error) from error
         work = Work(
             comm,
             results,
-            is_async=is_async(opts),
+            place,
+            inputs,
             sequence=self._sequence,
+            blocks_host=blocks_host,
             error=failure,
-            **of_work,
         )
         if self._coalesced is not None:
             self._coalesced_works.append(work)

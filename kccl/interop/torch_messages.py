@@ -72,10 +72,10 @@ class MessageWork(Handle):
         super().__init__()
         self._messages = messages
         self._calls = calls
+        self._tensors = [call.tensor for call in calls]
         self._requests: list[Request] = []
         # Receives of GPU tensors: (the host tensor, the GPU tensor, the stream at the call).
         self._landings: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
-        self._error: Error | None = None
         self._is_settled = False
         self._settling = threading.RLock()
         self._futures: list[torch.futures.Future[list[torch.Tensor]]] = []
@@ -163,21 +163,6 @@ class MessageWork(Handle):
     def is_completed(self) -> bool:
         """Tells whether all messages are done, or one has failed. Does not wait."""
         return self._is_settled or self._messages.look(self)
-
-    @untraced
-    def is_success(self) -> bool:
-        """Tells whether all messages are done and none has failed."""
-        return self.is_completed() and self._error is None
-
-    @untraced
-    def exception(self) -> Error | None:
-        """Returns the error of these messages; None if none is known."""
-        return self._error
-
-    @untraced
-    def result(self) -> list[torch.Tensor]:
-        """Returns the tensors, in the order of the calls."""
-        return [call.tensor for call in self._calls]
 
     @untraced
     def source_rank(self) -> int:

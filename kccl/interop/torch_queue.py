@@ -45,7 +45,6 @@ class HostWork(Handle):
         self._call: Call | None = call
         self._tensors = tensors
         self._sequence = sequence
-        self._error: BaseException | None = None
         # It belongs to the thread, and tensors that were made in it may be written only in it.
         self._is_inference = torch.is_inference_mode_enabled()
         self._is_done = threading.Event()
@@ -112,21 +111,6 @@ class HostWork(Handle):
     def is_completed(self) -> bool:
         """Tells whether the call has been made, or has failed. Does not wait."""
         return self._is_done.is_set()
-
-    @untraced
-    def is_success(self) -> bool:
-        """Tells whether the call has been made and has not failed."""
-        return self.is_completed() and self._error is None
-
-    @untraced
-    def exception(self) -> BaseException | None:
-        """Returns the error of the call; None if none is known."""
-        return self._error
-
-    @untraced
-    def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that the call writes."""
-        return self._tensors
 
     @untraced
     def _get_sequence_number(self) -> int:

@@ -10,15 +10,33 @@ another thread captures meanwhile run on that thread's current stream.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..base.errors import Error
 from ..comm import Communicator
+from . import torch_cuda
+from .torch_cuda import Mark
+
+_Pair = dict[bool, "torch.cuda.Stream"]
+
+
+class Place(NamedTuple):
+    """Where a call has been enqueued.
+
+    Attributes:
+        stream: The stream of the call.
+        caller: The program's stream. It may be the same.
+        mark: The end of the call on its stream; None if the call is not asynchronous.
+    """
+
+    stream: "torch.cuda.Stream"
+    caller: "torch.cuda.Stream"
+    mark: Mark | None
 
 
 @dataclass(eq=False)
@@ -28,30 +46,46 @@ class _Fork:
     origin: "torch.cuda.Stream"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Last:
     """Where a communicator's last call is: on a stream, in a capture's use of it if it is one of
-    the process's, and before an event if one was recorded.
+    the process's, and before a mark if one was made.
     """
 
     stream: "torch.cuda.Stream"
     fork: _Fork | None
-    event: "torch.cuda.Event | None" = None
+    mark: Mark | None = None
 
 
-# Communicator -> its last calls on a GPU. True -> the last call that was captured into a CUDA
-# graph. False -> the last call that was not.
-_lasts: "WeakKeyDictionary[Communicator, dict[bool, _Last]]" = WeakKeyDictionary()
+@dataclass(eq=False, slots=True)
+class _Calls:
+    """The calls of one communicator on a GPU.
 
-_Pair = dict[bool, "torch.cuda.Stream"]
+    Attributes:
+        own: The pair of _own for asynchronous calls; None if they have none.
+        leave_marks: Whether calls that are not asynchronous leave marks, too. They do once calls
+            were made on several streams: a mark takes less time than to ask about the stream.
+        lasts: True -> the last call that was captured into a CUDA graph. False -> the last call
+            that was not.
+    """
+
+    own: _Pair | None = None
+    leave_marks: bool = False
+    lasts: dict[bool, _Last] = field(default_factory=dict)
+
+
+_calls: "WeakKeyDictionary[Communicator, _Calls]" = WeakKeyDictionary()
 # (A GPU's number, the number of a stream) -> the stream for captured calls (True), and that for
 # others (False). There are two because a thread may make calls while another one captures.
 _own: dict[tuple[int, int], _Pair] = {}
-# Open communicator -> its pair of _own.
-_own_of: "WeakKeyDictionary[Communicator, _Pair]" = WeakKeyDictionary()
 # A stream of _own for captured calls -> its use by the last capture.
 _forks: "dict[torch.cuda.Stream, _Fork]" = {}
 _forking = threading.Lock()
+
+
+def _calls_of(comm: Communicator) -> _Calls:
+    found = _calls.get(comm)
+    return found if found is not None else _calls.setdefault(comm, _Calls())
 
 
 def give_stream(comm: Communicator, device: torch.device, streams: int) -> None:
@@ -66,52 +100,64 @@ def give_stream(comm: Communicator, device: torch.device, streams: int) -> None:
     if streams < 2:
         return
     places = [(device.index, number) for number in range(streams - 1)]
-    held = list(_own_of.values())
+    held = [calls.own for calls in _calls.values() if calls.own is not None]
     place = min(places, key=lambda each: sum(pair is _own.get(each) for pair in held))
     if place not in _own:
         # The high priority lets a call begin although a kernel's blocks wait for multiprocessors.
-        _own[place] = {
-            is_captured: torch.cuda.Stream(device, priority=-1) for is_captured in (False, True)
-        }
-    _own_of[comm] = _own[place]
+        _own[place] = {is_captured: torch_cuda.new_stream(device) for is_captured in (False, True)}
+    _calls_of(comm).own = _own[place]
 
 
 def free_stream(comm: Communicator) -> None:
     """Says that a communicator makes no more asynchronous calls. Idempotent."""
-    _own_of.pop(comm, None)
+    calls = _calls.get(comm)
+    if calls is not None:
+        calls.own = None
 
 
-@contextmanager
-def stream_of_call(
-    comm: Communicator, device: torch.device, *, is_async: bool
-) -> "Iterator[tuple[torch.cuda.Stream, torch.cuda.Stream]]":
-    """Returns a context for one call of a communicator on a GPU. In it the current stream is that
-    of the call. This stream waits for what is on the program's stream, and for the communicator's
-    last call.
+def enqueue(
+    comm: Communicator,
+    device: torch.device,
+    call: Callable[[Communicator], Any],
+    *,
+    is_async: bool,
+) -> Place:
+    """Makes a call of a communicator on a GPU. Its stream waits for what is on the program's stream
+    and for the communicator's last call, and is the current one meanwhile.
 
-    Yields:
-        The stream of the call, and the program's stream. They may be the same.
+    Args:
+        comm: The communicator.
+        device: The GPU of the call's tensors.
+        call: Makes the call on the communicator that it is given.
+        is_async: Whether the call is asynchronous.
     """
-    now = torch.cuda.current_stream(device)
-    own = None
-    if is_async and comm in _own_of:
-        is_capturing = _is_capturing(now)
-        own = _own_of[comm][is_capturing]
-    if own is None or own == now or not _fork(own, now, is_capturing):
-        order(comm, device)
-        yield now, now
-        return
+    now = torch_cuda.current_stream(device.index)
+    is_capturing = torch_cuda.is_capturing(now)
+    calls = _calls_of(comm)
+    own = calls.own[is_capturing] if is_async and calls.own is not None else now
+    if own is now or not _fork(own, now, is_capturing):
+        last = _order(calls, now, is_capturing)
+        call(comm)
+        needs_mark = is_async or (calls.leave_marks and not is_capturing)
+        return Place(now, now, _marked(last, is_capturing) if needs_mark else None)
     try:
-        with torch.cuda.stream(own):
-            order(comm, device, behind=now)
-            yield own, now
-            if not is_capturing:
-                # Later calls of others on this stream are not to be waited for.
-                _lasts[comm][False].event = own.record_event()
+        with torch_cuda.On(own):
+            last = _order(calls, own, is_capturing, behind=now)
+            call(comm)
+        return Place(own, now, _marked(last, is_capturing))
     except BaseException:
         # Nobody gets a Work to wait for, but a capture can only end if all its streams are joined.
         now.wait_stream(own)
         raise
+
+
+def _marked(last: _Last, is_capturing: bool) -> Mark:
+    """Marks the end of the last call on its stream."""
+    mark = Mark(last.stream, is_capturing)
+    if not is_capturing:
+        # So the next call does not wait for later calls of others on this stream.
+        last.mark = mark
+    return mark
 
 
 def _fork(own: "torch.cuda.Stream", now: "torch.cuda.Stream", is_capturing: bool) -> bool:
@@ -122,20 +168,18 @@ def _fork(own: "torch.cuda.Stream", now: "torch.cuda.Stream", is_capturing: bool
         another stream has the stream of the process now.
     """
     if not is_capturing:
-        own.wait_stream(now)
+        torch_cuda.wait_for(own, now, is_capturing)
         return True
     with _forking:
-        if not _is_capturing(own):
+        if not _is_captured(own):
             _forks[own] = _Fork(now)
-        elif own not in _forks or _forks[own].origin != now:
+        elif own not in _forks or _forks[own].origin is not now:
             return False
-        own.wait_stream(now)
+        torch_cuda.wait_for(own, now, is_capturing)
     return True
 
 
-def order(
-    comm: Communicator, device: torch.device, behind: "torch.cuda.Stream | None" = None
-) -> "torch.cuda.Stream | None":
+def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":
     """Makes the current stream wait for the communicator's last call on another stream.
 
     Must be called before every call: calls on one channel must not overlap, but programs of PyTorch
@@ -144,35 +188,53 @@ def order(
     Args:
         comm: The communicator.
         device: The device of the call's tensors.
-        behind: A stream that the current one waits for already.
 
     Returns:
         The current stream of the device; None for the host, which has no streams.
     """
     if device.type != "cuda":
         return None
-    now = torch.cuda.current_stream(device)
-    is_capturing = _is_capturing(now)
-    lasts = _lasts.setdefault(comm, {})
-    last = lasts.get(is_capturing)
-    if last is not None and last.stream not in (now, behind):
-        if last.event is not None:
-            now.wait_event(last.event)
-        # A stream that is being captured cannot wait for one that is not, nor the other way round:
-        # the graph runs later, on the stream of its replay. Nor for one in another capture.
-        elif _is_capturing(last.stream) == is_capturing and last.fork is _forks.get(last.stream):
-            now.wait_stream(last.stream)
-    lasts[is_capturing] = _Last(now, _forks.get(now))
+    now = torch_cuda.current_stream(device.index)
+    _order(_calls_of(comm), now, torch_cuda.is_capturing(now))
     return now
 
 
-def _is_capturing(stream: "torch.cuda.Stream") -> bool:
-    # The legacy default stream cannot be captured, and CUDA refuses to be asked about this stream
-    # while another one is being captured.
-    if stream.cuda_stream == 0:
-        return False
-    with torch.cuda.stream(stream):
-        return bool(torch.cuda.is_current_stream_capturing())
+def _order(
+    calls: _Calls,
+    now: "torch.cuda.Stream",
+    is_capturing: bool,
+    behind: "torch.cuda.Stream | None" = None,
+) -> _Last:
+    """Makes the current stream wait for the last call on another stream.
+
+    Args:
+        calls: The communicator's calls.
+        now: The current stream.
+        is_capturing: Whether it is captured.
+        behind: A stream that it waits for already.
+
+    Returns:
+        Where the next call is.
+    """
+    last = calls.lasts.get(is_capturing)
+    if last is not None and last.stream is not now and last.stream is not behind:
+        if last.mark is not None:
+            now.wait_event(last.mark.event)
+        # A stream that is being captured cannot wait for one that is not, nor the other way round:
+        # the graph runs later, on the stream of its replay. Nor for one in another capture.
+        elif _is_captured(last.stream) == is_capturing and (
+            not is_capturing or last.fork is _forks.get(last.stream)
+        ):
+            torch_cuda.wait_for(now, last.stream, is_capturing)
+            calls.leave_marks = True
+    made = calls.lasts[is_capturing] = _Last(now, _forks.get(now) if is_capturing else None)
+    return made
+
+
+def _is_captured(stream: "torch.cuda.Stream") -> bool:
+    """Tells whether a stream, current or not, is captured into a CUDA graph."""
+    with torch_cuda.On(stream):
+        return torch_cuda.is_capturing(stream)
 
 
 def refuse_capture(device: torch.device, what: str) -> None:

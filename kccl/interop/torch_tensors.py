@@ -45,7 +45,8 @@ def array(x: torch.Tensor, name: str) -> Any:
     if x.layout is not torch.strided:
         raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
     dlpack.check_plain(x, name)
-    x = x.detach()
+    if x.requires_grad:
+        x = x.detach()
     if x.device.type != "cpu":
         return x
     if kind is dtypes.bfloat16 or kind.name.startswith("float8"):

@@ -12,8 +12,10 @@ from ..base import clock
 from ..base.errors import Error
 from ..base.errors import Timeout as OfKccl
 from ..comm import Communicator
+from . import torch_cuda
 from .torch_dynamo import untraced
 from .torch_errors import Timeout, of_torch
+from .torch_streams import Place
 
 _POLL_S = 0.0005  # between two polls of a call on a GPU, in wait() with a timeout
 
@@ -33,6 +35,9 @@ def timed_out(seconds: float, what: str) -> OfKccl:
 class Handle(dist.Work):
     """What the handles of all calls have in common."""
 
+    _error: BaseException | None = None  # of the call, once it is known
+    _tensors: list[torch.Tensor]  # the tensors of the call, or those that it writes
+
     @untraced
     def synchronize(self) -> None:
         """Does what wait() does."""
@@ -42,6 +47,21 @@ class Handle(dist.Work):
     def block_current_stream(self) -> None:
         """Does what wait() does."""
         self.wait()
+
+    @untraced
+    def is_success(self) -> bool:
+        """Tells whether the call has ended, and has not failed as far as is known."""
+        return bool(self.is_completed()) and self.exception() is None
+
+    @untraced
+    def exception(self) -> BaseException | None:
+        """Returns the error of the call; None if none is known."""
+        return self._error
+
+    @untraced
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors of the call, or those that it writes."""
+        return self._tensors
 
 
 class Work(Handle):
@@ -61,42 +81,34 @@ class Work(Handle):
         self,
         comm: Communicator,
         tensors: list[torch.Tensor],
-        *,
-        stream: "torch.cuda.Stream | None" = None,
-        caller: "torch.cuda.Stream | None" = None,
+        place: Place | None = None,
         inputs: Sequence[torch.Tensor] = (),
-        is_async: bool = True,
+        *,
         sequence: int = 0,
         blocks_host: bool = False,
         error: Error | None = None,
     ) -> None:
-        """Records what wait() needs. Also records an event on the stream of an asynchronous call.
+        """Records what wait() needs.
 
         Args:
             comm: The communicator that has made the call.
             tensors: The tensors that the call writes.
-            stream: The stream on which it was enqueued; None on the host.
-            caller: The program's stream, for which the call is made.
+            place: Where it was enqueued; None on the host, or if the call has failed.
             inputs: The tensors that the call reads.
-            is_async: Whether the call is asynchronous.
             sequence: The call's number in its group.
             blocks_host: Whether wait() blocks the host until the call has ended on the GPU.
             error: The error of the call if it has failed. wait() raises it.
         """
-        super().__init__()
+        dist.Work.__init__(self)
         self._comm = comm
         self._tensors = tensors
-        self._stream = stream
+        self._place = place
         self._sequence = sequence
         self._blocks_host = blocks_host
         self._error = error
-        self._caller = caller
-        self._kept = [] if stream == caller else [*inputs, *tensors]
-        self._event: torch.cuda.Event | None = None
-        # Else no event is needed: the caller waits at once, before anything else is enqueued on the
-        # stream.
-        if stream is not None and is_async:
-            self._event = stream.record_event()
+        self._kept: list[torch.Tensor] = []
+        if place is not None and place.stream is not place.caller:
+            self._kept = [*inputs, *tensors]
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -108,36 +120,38 @@ class Work(Handle):
             Timeout, PeerLost: A call of the communicator is known to have failed. A call on a GPU
                 may still fail later.
         """
-        if self._stream is not None:
+        place = self._place
+        now = None
+        if place is not None:
             # First, because a capture can only end if all its streams are joined.
-            now = self._join(self._stream)
+            stream, caller, mark = place
+            now = torch_cuda.current_stream(stream.device_index)
+            if now is not stream:
+                if mark is not None:
+                    now.wait_event(mark.event)
+                else:
+                    # The caller waits at once, before anything else is enqueued on the stream.
+                    now.wait_stream(stream)
+            if now is caller:
+                self._kept = []
+        self._raise_error()
+        if now is not None and (timeout or self._blocks_host):
+            self._wait_on_host(now, limit_s(timeout))
+            self._raise_error()
+        return True
+
+    def _raise_error(self) -> None:
         error = self.exception()
         if error is not None:
             raise error
-        if self._stream is not None:
-            self._wait_on_host(now, limit_s(timeout))
-            error = self.exception()
-            if error is not None:
-                raise error
-        return True
-
-    def _join(self, stream: "torch.cuda.Stream") -> "torch.cuda.Stream":
-        """Makes the current stream wait for the call. Returns it."""
-        now = torch.cuda.current_stream(stream.device)
-        if self._event is not None:
-            now.wait_event(self._event)
-        elif now != stream:
-            now.wait_stream(stream)
-        if now == self._caller:
-            self._kept = []
-        return now
 
     def __del__(self) -> None:
-        for x in self._kept:
-            x.record_stream(self._stream)
+        if self._place is not None:
+            for x in self._kept:
+                x.record_stream(self._place.stream)
 
     def _wait_on_host(self, now: "torch.cuda.Stream", seconds: float | None) -> None:
-        if torch.cuda.is_current_stream_capturing():
+        if torch_cuda.is_capturing(now):
             return
         if seconds is not None:
             deadline = clock.now() + seconds
@@ -151,16 +165,13 @@ class Work(Handle):
     @untraced
     def is_completed(self) -> bool:
         """Tells whether the call has run, or has failed."""
-        last = self._event or self._stream
-        return self._error is not None or last is None or bool(last.query())
+        if self._error is not None or self._place is None:
+            return True
+        stream, _, mark = self._place
+        return bool(stream.query() if mark is None else mark.event.query())
 
     @untraced
-    def is_success(self) -> bool:
-        """Tells whether the call has run and no call on its communicator has failed."""
-        return self.is_completed() and self.exception() is None
-
-    @untraced
-    def exception(self) -> Error | None:
+    def exception(self) -> BaseException | None:
         """Returns the error of this call, or of the communicator; None if none is known."""
         if self._error is not None:
             return self._error
@@ -169,11 +180,6 @@ class Work(Handle):
         except Error as error:
             return of_torch(error)
         return None
-
-    @untraced
-    def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that the call writes."""
-        return self._tensors
 
     @untraced
     def _get_sequence_number(self) -> int:
@@ -185,16 +191,17 @@ class Work(Handle):
         """Returns a future of the tensors, or of the call's error. On a GPU the future's wait()
         makes the current stream wait for the call.
         """
-        if self._stream is None or self._error is not None:
+        if self._place is None or self._error is not None:
             future = torch.futures.Future()
             if self._error is None:
                 future.set_result(self._tensors)
             else:
                 future.set_exception(self._error)
             return future
-        future = torch.futures.Future(devices=[self._stream.device])
+        stream = self._place.stream
+        future = torch.futures.Future(devices=[stream.device])
         # set_result() records an event on the current stream.
-        with torch.cuda.stream(self._stream):
+        with torch_cuda.On(stream):
             future.set_result(self._tensors)
         return future
 

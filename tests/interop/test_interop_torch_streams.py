@@ -3,7 +3,6 @@ GPU is needed. tests/hardware/test_torch.py has tests on GPUs.
 """
 
 import gc
-from contextlib import contextmanager
 from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
@@ -14,121 +13,38 @@ import kccl
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 dist = torch.distributed
 
+from fake_streams import GPU, Cuda, Event, Future, Stream, Tensor  # noqa: E402
+
 pytestmark = pytest.mark.long
 
-GPU = torch.device("cuda", 0)
 SYNC = SimpleNamespace(asyncOp=False)
-
-
-class Cuda:
-    """The current stream, and the graph that is being captured."""
-
-    def __init__(self):
-        self.default = self.current = Stream(self, 0)
-        self.made = []
-
-    @contextmanager
-    def on(self, stream):
-        before, self.current = self.current, stream
-        yield
-        self.current = before
-
-    def is_capturing(self):
-        assert self.current is not self.default, "the legacy stream must not be asked"
-        return self.current.graph is not None
-
-    def new_stream(self, device, priority):
-        assert device == GPU and priority < 0
-        self.made.append(Stream(self, len(self.made) + 1))
-        return self.made[-1]
-
-    @contextmanager
-    def graph(self, stream):
-        """Captures a graph, with the stream as the current one."""
-        graph = stream.graph = {stream}
-        with self.on(stream):
-            yield
-        for each in graph:
-            assert each.done <= stream.done, "a stream of the capture is not joined"
-            each.graph = None
-
-
-class Stream:
-    """A fake torch.cuda.Stream. What is enqueued on it has a name.
-
-    Attributes:
-        done: The names of all that comes before what is enqueued next.
-        graph: The streams of the capture in which this one is; None outside of a capture.
-    """
-
-    device = GPU
-
-    def __init__(self, cuda, handle):
-        self.cuda, self.cuda_stream = cuda, handle
-        self.done, self.graph = set(), None
-
-    def run(self, name):
-        """Enqueues something. Returns what comes before it."""
-        before = set(self.done)
-        self.done.add(name)
-        return before
-
-    def wait_stream(self, other):
-        self.wait_event(other.record_event())
-
-    def wait_event(self, event):
-        done, graph = event
-        if graph is not None and self.graph is None:
-            graph.add(self)
-            self.graph = graph
-            # The fork itself must be joined, even if nothing is enqueued behind it.
-            self.run(f"fork of {self.cuda_stream}")
-        assert self.graph is graph, "a captured stream and another one must not wait"
-        self.done |= done
-
-    def record_event(self):
-        return set(self.done), self.graph
-
-
-class Tensor:
-    """A fake tensor on the GPU. It notes on which streams its memory is in use besides."""
-
-    device = GPU
-
-    def __init__(self):
-        self.used_on = []
-
-    def record_stream(self, stream):
-        self.used_on.append(stream)
-
-
-class Future:
-    """A fake torch.futures.Future."""
-
-    def __init__(self, devices):
-        assert devices == [GPU]
-
-    def set_result(self, tensors):
-        self.event = torch.cuda.current_stream(GPU).record_event()
 
 
 @pytest.fixture
 def cuda(monkeypatch):
     cuda = Cuda()
-    from kccl.interop import torch_streams
+    from kccl.interop import torch_cuda, torch_streams
 
-    monkeypatch.setattr(torch_streams, "_own", {})
-    monkeypatch.setattr(torch_streams, "_own_of", WeakKeyDictionary())
-    monkeypatch.setattr(torch_streams, "_forks", {})
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: cuda.current)
-    monkeypatch.setattr(torch.cuda, "stream", cuda.on)
-    monkeypatch.setattr(torch.cuda, "Stream", cuda.new_stream)
-    monkeypatch.setattr(
-        torch.cuda,
-        "is_current_stream_capturing",
-        lambda: cuda.current is not cuda.default and cuda.is_capturing(),
-    )
-    monkeypatch.setattr(torch.futures, "Future", Future)
+    fakes = {
+        torch_streams: {"_own": {}, "_calls": WeakKeyDictionary(), "_forks": {}},
+        torch_cuda: {"_streams": cuda.known, "_free": {}},
+        torch._C: {
+            "_cuda_getCurrentStream": lambda index: cuda.current.key,
+            "_cuda_setStream": cuda.set_current,
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_isCurrentStreamCapturing": cuda.is_capturing,
+        },
+        torch.cuda: {
+            "current_stream": lambda device: cuda.current,
+            "Stream": cuda.new_stream,
+            "Event": Event,
+        },
+        torch.futures: {"Future": Future},
+    }
+    for owner, its in fakes.items():
+        for name, fake in its.items():
+            monkeypatch.setattr(owner, name, fake, raising=owner is not torch._C)
+    monkeypatch.setattr(Event, "made", 0)
     return cuda
 
 
@@ -218,7 +134,7 @@ def test_memory_is_not_reused_while_a_call_uses_it(cuda, group):
     # DistributedDataParallel keeps the future alone.
     future = group.call("of a future", [x])[0].get_future()
     gc.collect()
-    assert len(x.used_on) == 3 and "of a future" in future.event[0]
+    assert len(x.used_on) == 3 and "of a future" in future.event.what[0]
 
 
 def test_a_capture_forks_and_joins(cuda, group):
@@ -272,9 +188,8 @@ def test_the_process_has_as_many_streams_as_fit(cuda, streams, own):
     assert len(cuda.made) == 2 * own
     used = set()
     for comm in comms:
-        with torch_streams.stream_of_call(comm, GPU, is_async=True) as (stream, caller):
-            assert caller is cuda.default and cuda.current is stream
-            used.add(stream)
+        place = torch_streams.enqueue(comm, GPU, lambda _: used.add(cuda.current), is_async=True)
+        assert place.caller is cuda.current is cuda.default and place.stream in used
         comm.close()
     assert used == (set(cuda.made[::2]) or {cuda.default})
 
@@ -283,8 +198,7 @@ def test_a_new_communicator_gets_the_stream_that_the_fewest_have(cuda):
     from kccl.interop import torch_streams
 
     def own(comm):
-        with torch_streams.stream_of_call(comm, GPU, is_async=True) as (stream, _):
-            return stream
+        return torch_streams.enqueue(comm, GPU, lambda _: None, is_async=True).stream
 
     comms = [kccl.init(backend="host") for _ in range(4)]
     for comm in comms[:3]:
@@ -303,11 +217,14 @@ def test_a_new_communicator_gets_the_stream_that_the_fewest_have(cuda):
 def test_a_call_waits_for_no_other_group_on_the_stream_that_they_share(cuda, group):
     from kccl.interop import torch_streams
 
+    before = []
     group.call("first", [Tensor()])
     with kccl.init(backend="host") as other:
         torch_streams.give_stream(other, GPU, 2)
-        with torch_streams.stream_of_call(other, GPU, is_async=True) as (stream, _):
-            assert stream is cuda.made[0] and stream.run("of another") == {"first"}
+        place = torch_streams.enqueue(
+            other, GPU, lambda _: before.append(cuda.current.run("of another")), is_async=True
+        )
+        assert place.stream is cuda.made[0] and before == [{"first"}]
     _, before = group.call("second", [Tensor()], SYNC)
     assert before == {"first"}
 
@@ -321,10 +238,12 @@ def test_captures_at_once_do_not_share_a_stream(cuda, group):
         torch_streams.give_stream(other, GPU, 2)
 
         def call(name):
-            with torch_streams.stream_of_call(other, GPU, is_async=True) as (stream, caller):
-                before = stream.run(name)
+            before = []
+            stream, caller, _ = torch_streams.enqueue(
+                other, GPU, lambda _: before.append(cuda.current.run(name)), is_async=True
+            )
             caller.wait_stream(stream)
-            return stream, before
+            return stream, before[0]
 
         # The communicator's last captured call was on the stream that the first capture has below.
         with cuda.graph(two):
@@ -338,6 +257,40 @@ def test_captures_at_once_do_not_share_a_stream(cuda, group):
             assert work.wait()
         with cuda.graph(two):
             assert call("later")[0] is cuda.made[1]
+
+
+def test_events_are_used_again_once_nothing_waits_for_them(cuda, group):
+    """But not those of a capture, which stay in its graph, nor one that a handle still has."""
+    kept, _ = group.call("kept", [Tensor()])
+    cuda.current.run("later")
+    for turn in range(5):
+        group.call(f"call {turn}", [Tensor()])[0].wait()
+    # One for each fork, that of the call before, and that which is kept.
+    assert Event.made <= 4
+    with cuda.on(Stream(cuda, 77)):
+        kept.wait()
+        assert cuda.current.done == {"kept"}
+    made = Event.made
+    with cuda.graph(Stream(cuda, 50)):
+        for turn in range(2):
+            group.call(f"captured {turn}", [Tensor()])[0].wait()
+    assert Event.made >= made + 4
+    group.call("after", [Tensor()])[0].wait()
+    assert "after" in cuda.current.done
+
+
+def test_calls_on_several_streams_wait_for_each_other_and_no_more(cuda, group):
+    """As FSDP2 makes them: each gathers on one stream and reduces on another."""
+    gather, reduce = Stream(cuda, 70), Stream(cuda, 71)
+    for turn in range(3):
+        for name, stream in (("gather", gather), ("reduce", reduce)):
+            with cuda.on(stream):
+                _, before = group.call(f"{name} {turn}", [Tensor()], SYNC)
+                stream.run(f"copy {name} {turn}")
+            if turn:
+                other = "reduce" if name == "gather" else "gather"
+                last = turn if name == "reduce" else turn - 1
+                assert f"{other} {last}" in before and f"copy {other} {last}" not in before
 
 
 def test_a_call_made_on_the_own_stream_stays_there(cuda, group):
