@@ -221,6 +221,7 @@ OTHERS = {
     "bench/records/nvidia-h100_2_addresses.json",
     # A program of PyTorch's, by the names of its calls.
     "bench/records/nvidia-h200_2_nccl_api.json",
+    "bench/records/nvidia-h200_2_torch_steps.json",
 }
 
 
