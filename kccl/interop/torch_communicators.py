@@ -24,6 +24,7 @@ from ..comm import Communicator
 from ..gpu import backend as backend_of_gpus
 from ..ranks import job
 from ..start import join
+from . import torch_cuda
 from .torch_errors import InvalidArgument, of_torch
 from .torch_far_messages import GPUS, FarMessages
 from .torch_machines import Machines, machines_of
@@ -82,7 +83,7 @@ class Communicators:
         """Makes the communicator for a device. Collective among the group.
 
         Raises:
-            Error: A CUDA graph is being captured.
+            Error: A CUDA graph is being captured, or PyTorch has other functions for streams.
             NotImplementedError: The ranks are on several machines.
             Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
@@ -91,6 +92,8 @@ class Communicators:
         refuse_capture(device, "this group")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
+        if device.type == "cuda":
+            torch_cuda.check(device.index)
         env = self._env()
         comm = self._join(
             device.type,

@@ -8,6 +8,8 @@ from types import TracebackType
 
 import torch
 
+from ..base.errors import Error
+
 # (stream_id, device_index, device_type) -> the only object for this stream here, so that streams
 # can be compared with `is`. PyTorch makes a new object at each question for the current stream.
 _streams: "dict[tuple[int, int, int], torch.cuda.Stream]" = {}
@@ -66,6 +68,28 @@ class On:
         # To set a stream makes its GPU the current one, too.
         if self._device_index != self._stream.device_index:
             torch._C._cuda_setDevice(self._device_index)
+
+
+def check(device_index: int) -> None:
+    """Checks that PyTorch has the functions of C that this file calls, as they are called here.
+
+    Raises:
+        Error: One is missing, or is called in another way.
+    """
+    # PyTorch's functions of C do not initialise it, and a program may have no tensor yet.
+    torch.cuda.init()
+    try:
+        now = current_stream(device_index)
+        with On(now):
+            is_capturing(now)
+        # On the default stream of the current GPU these are not called.
+        for name in ("_cuda_isCurrentStreamCapturing", "_cuda_setDevice"):
+            getattr(torch._C, name)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Error(
+            f"PyTorch {torch.__version__} has other functions for streams of GPUs than those that "
+            f"KCCL calls ({error}): use an earlier version, from 2.11 on"
+        ) from error
 
 
 def _set(stream: "torch.cuda.Stream") -> None:

@@ -32,12 +32,14 @@ def cuda(monkeypatch):
             "_cuda_getCurrentStream": lambda index: cuda.current.key,
             "_cuda_setStream": cuda.set_current,
             "_cuda_getDevice": lambda: 0,
+            "_cuda_setDevice": lambda index: None,
             "_cuda_isCurrentStreamCapturing": cuda.is_capturing,
         },
         torch.cuda: {
             "current_stream": lambda device: cuda.current,
             "Stream": cuda.new_stream,
             "Event": Event,
+            "init": lambda: None,
         },
         torch.futures: {"Future": Future},
     }
@@ -168,6 +170,7 @@ def test_a_call_that_is_refused_or_fails_leaves_a_capture_whole(cuda, group):
         stream.run("captured")
         with pytest.raises(kccl.InvalidArgument, match="wrong"):
             group.group.run([Tensor()], [], None, refuse)
+        assert cuda.current is stream
     with cuda.graph(stream):
         work = group.group.run([Tensor()], [], None, fail)
         assert work.is_completed() and not work.is_success()
@@ -277,6 +280,19 @@ def test_events_are_used_again_once_nothing_waits_for_them(cuda, group):
     assert Event.made >= made + 4
     group.call("after", [Tensor()])[0].wait()
     assert "after" in cuda.current.done
+
+
+def test_other_functions_for_streams_are_refused_with_their_names(cuda, monkeypatch):
+    """When a communicator is made, and not at its first call."""
+    from kccl.interop import torch_cuda
+
+    torch_cuda.check(0)
+    monkeypatch.setattr(torch._C, "_cuda_setStream", lambda stream: None)
+    with pytest.raises(kccl.Error, match=r"functions for streams .*stream_id"):
+        torch_cuda.check(0)
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream")
+    with pytest.raises(kccl.Error, match=r"functions for streams .*_cuda_getCurrentStream"):
+        torch_cuda.check(0)
 
 
 def test_calls_on_several_streams_wait_for_each_other_and_no_more(cuda, group):
