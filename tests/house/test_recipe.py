@@ -222,6 +222,7 @@ OTHERS = {
     # A program of PyTorch's, by the names of its calls.
     "bench/records/nvidia-h200_2_nccl_api.json",
     "bench/records/nvidia-h200_2_torch_steps.json",
+    "bench/records/nvidia-h200_2_torch_steps_after.json",
 }
 
 
