@@ -1,7 +1,7 @@
 // Calls between the blocks of a GPU while another kernel reads memory as fast as it can
-// (beside.py). The stream is a kernel of its own: a block of one warp on each multiprocessor copies
+// (beside.py). The stream is a kernel of its own: the warps of a block on each multiprocessor copy
 // memory into block-shared memory, as the engine's producers do. Counted is grid_sync with other
-// numbers of counters and polls, for comparison.
+// numbers of counters and polls, and Flagged with flags instead of a counter, for comparison.
 #pragma once
 
 #include "exchange.cuh"
@@ -9,59 +9,85 @@
 
 namespace in_kernel {
 
-// Must equal STAGE_BYTES of stream.py.
-using StreamRing = kccl::Ring<12, 8192>;
+// Must equal STAGE_BYTES and MOST_WARPS of stream.py. Nobody uses the copies, so a stage is free as
+// soon as its bytes have arrived, and kccl::Ring, which has consumers, would only take time.
+constexpr uint32_t kStreamStages = 12, kStreamBytes = 8192, kStreamWarps = 4;
+constexpr uint32_t kStreamThreads = kStreamWarps * kccl::platform::kWarpSize;
+struct StreamStages {
+    alignas(128) uint8_t stage[kStreamStages][kStreamBytes];
+    kccl::mem::CopyBarrier landed[kStreamStages];
+};
 
-// Why a block of the stream has ended: the host has told it, its time is over, or a wait failed.
-constexpr uint32_t kTold = 1, kTimedOut = 2, kFailed = 3;
-// Copies between two looks at the clock and at `stop`.
+// Why a warp of the stream has ended: the host has told it, or its time is over.
+constexpr uint32_t kTold = 1, kTimedOut = 2;
+// Copies of a warp between two looks at the clock and at `stop`.
 constexpr uint64_t kCopiesAtOnce = 32;
 
 // Copies the block's part of `data`, of num_copies stages, again and again until *stop is not zero.
-// Dynamic shared memory: a StreamRing.
-//   in_flight: the most copies in flight
-//   progress:  for each block, the copies so far and the time in nanoseconds
-//   ends:      for each block, why it has ended, and the hardware's number of its multiprocessor
-KCCL_KERNEL_OF(32)
-void stream(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint8_t* data, uint64_t num_copies,
-            uint32_t in_flight, const uint32_t* stop, uint64_t limit_ns,
-            kccl::mem::Packet* progress, uint32_t* ends) {
+// The warps take the stages of the part in turn; it has at least one for each.
+// Dynamic shared memory: StreamStages.
+//   in_flight: the copies in flight of the block, from the number of its warps to kStreamStages
+//   progress:  for each warp of each block, its copies so far and the time in nanoseconds
+//   ends:      for each warp, why it has ended, and the hardware's number of its multiprocessor
+KCCL_KERNEL_OF(kStreamThreads)
+void stream(const uint8_t* data, uint64_t num_copies, uint32_t in_flight, const uint32_t* stop,
+            uint64_t limit_ns, kccl::mem::Packet* progress, uint32_t* ends) {
     using namespace kccl;
-    auto& ring = *reinterpret_cast<StreamRing*>(platform::dynamic_shared());
-    init_ring(block(), ring, 1);
-    Producer<StreamRing> producer(ring, comm);
-    Consumer<StreamRing> consumer(ring, comm);
-    const uint32_t me = platform::block_in_grid();
-    const uint8_t* const from = data + me * num_copies * StreamRing::kStageBytes;
-    const uint64_t begin = mem::clock_ns();
-    uint64_t pushed = 0, at = 0;  // `at`: which stage of the part is copied next
-    uint32_t why = 0, told = 0;
-    for (uint64_t popped = 0; why == 0; ++popped) {
-        // If the ring is full, a push would wait in vain: only this warp frees a stage.
-        while (pushed - popped < StreamRing::kStages &&
-               producer.try_push(from + at * StreamRing::kStageBytes, StreamRing::kStageBytes,
-                                 in_flight)) {
-            ++pushed;
-            at = at + 1 < num_copies ? at + 1 : 0;
-        }
-        if (consumer.front() == nullptr) why = kFailed;
-        if (why != 0) continue;
-        consumer.pop();
-        if (popped % kCopiesAtOnce != 0) continue;
-        const uint64_t now = mem::clock_ns();
-        // `told` is used 32 copies later, so that the stream does not wait for this load.
-        if (told != 0) {
-            why = kTold;
-        } else if (now - begin > limit_ns) {
-            why = kTimedOut;
-        }
-        told = mem::load<Order::kRelaxed, Scope::kDevice>(stop);
-        if (leads(block())) {
-            mem::store_packet<Scope::kDevice>(progress + me, mem::Packet{{popped + 1, now}});
-        }
+    auto& ring = *reinterpret_cast<StreamStages*>(platform::dynamic_shared());
+    if (leads(block())) {
+        for (uint32_t i = 0; i < kStreamStages; ++i) mem::init_copies(&ring.landed[i], 1);
+        mem::fence_copies();
     }
-    producer.drain();
-    if (!leads(block())) return;
+    block().sync();
+    const Warp coop = warp();
+    const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
+    const uint32_t mine = platform::thread_in_block() / platform::kWarpSize;
+    const uint32_t me = platform::block_in_grid() * warps + mine;
+    // This warp has the stages mine, mine + warps, ... below in_flight.
+    const uint32_t num_stages = (in_flight - mine + warps - 1) / warps;
+    const uint8_t* const from = data + platform::block_in_grid() * num_copies * kStreamBytes;
+    uint64_t at = mine;  // which stage of the part is copied next
+    const auto start = [&](uint32_t i) {
+        const uint32_t stage = mine + i * warps;
+        if (leads(coop)) mem::arrive_expecting(&ring.landed[stage], kStreamBytes);
+        mem::copy_async(ring.stage[stage], from + at * kStreamBytes, kStreamBytes,
+                        &ring.landed[stage], coop.index(), coop.size());
+        at = at + warps < num_copies ? at + warps : mine;
+    };
+    // Copies wait for nobody, so this wait needs no limit.
+    const auto await = [&](uint32_t i, uint32_t parity) {
+        const mem::CopyBarrier* landed = &ring.landed[mine + i * warps];
+        while (platform::warp_any(!mem::has_completed(landed, parity))) mem::poll_pause();
+    };
+    const uint64_t begin = mem::clock_ns();
+    for (uint32_t i = 0; i < num_stages; ++i) start(i);
+    uint32_t why = 0, told = 0, oldest = 0, parity = 0;
+    const auto advance = [&] {
+        if (++oldest < num_stages) return;
+        oldest = 0;
+        parity ^= 1u;
+    };
+    for (uint64_t done = 0; why == 0; advance(), ++done) {
+        await(oldest, parity);
+        if (done % kCopiesAtOnce == 0) {
+            const uint64_t now = mem::clock_ns();
+            // `told` is used kCopiesAtOnce copies later, so that the stream does not wait for this
+            // load.
+            if (told != 0) {
+                why = kTold;
+            } else if (now - begin > limit_ns) {
+                why = kTimedOut;
+            }
+            told = mem::load<Order::kRelaxed, Scope::kDevice>(stop);
+            if (leads(coop)) {
+                mem::store_packet<Scope::kDevice>(progress + me, mem::Packet{{done + 1, now}});
+            }
+        }
+        if (why == 0) start(oldest);
+    }
+    // A block must not end before its copies.
+    for (uint32_t left = num_stages - 1; left > 0; --left, advance()) await(oldest, parity);
+    if (!leads(coop)) return;
     mem::store_plain(ends + 2 * me, why);
     mem::store_plain(ends + 2 * me + 1, mem::unit_id());
 }
@@ -146,6 +172,66 @@ class Counted {
     uint32_t* polled_ = nullptr;
     uint32_t each_ = 0;
     uint32_t wanted_ = 0;
+    bool is_open_ = false;
+};
+
+// A barrier of all blocks without a counter, the layout "flat" of topology/blocks.py: each block has
+// a flag in a line of its own at the end of the board, and thread i polls the flag of block i.
+template <Order ORDER>
+class Flagged {
+  public:
+    static constexpr bool kOrders = ORDER == Order::kAcqRel;
+    static constexpr Scope kScope = Scope::kDevice;
+    KCCL_DEVICE explicit Flagged(const DeviceComm& comm) : comm_(comm), opened_(comm) {
+        const uint64_t packets =
+            uint64_t{kKcclNumExchangeSlots} * comm.layout.exchange_bytes / kccl::kPayloadBytes;
+        auto* const end =
+            reinterpret_cast<uint8_t*>(kccl::board(comm, kKcclReachRank, comm.rank) + packets);
+        const auto flag = [&](uint32_t i) {
+            return reinterpret_cast<uint32_t*>(end - (1 + i) * kKcclLineBytes);
+        };
+        own_ = flag(own());
+        polls_ = block().index() < participants();
+        polled_ = flag(polls_ ? block().index() : own());
+        // Nobody arrives before all blocks have read a flag: as in Counted.
+        if (opened_.sync() != kKcclOk) return;
+        wanted_ = kccl::mem::load<Order::kRelaxed, kScope>(flag(0));
+        if (opened_.sync() != kKcclOk) return;
+        is_open_ = true;
+    }
+    KCCL_DEVICE Status call() {
+        if (!is_open_) return kccl::status_of(comm_);
+        const Block coop = block();
+        ++wanted_;
+        if constexpr (kOrders) coop.sync();
+        if (leads(coop)) {
+            kccl::mem::store<kOrders ? Order::kRelease : Order::kRelaxed, kScope>(own_, wanted_);
+        }
+        bool arrived = true;
+        constexpr uint32_t kWarp = kccl::platform::kWarpSize;
+        if (coop.index() / kWarp * kWarp < participants()) {
+            uint32_t seen = 0;
+            const auto poll = [&] {
+                seen = kccl::mem::load<Order::kRelaxed, kScope>(polled_);
+                return !polls_ || kccl::has_reached(seen, wanted_);
+            };
+            const auto missing = [&] { return kccl::Missing{1u << comm_.rank, seen, -1}; };
+            arrived = wait_until(comm_, kccl::Awaited{kKcclGridSync, 0, wanted_}, poll, missing);
+            if constexpr (kOrders) kccl::mem::fence<Order::kAcquire, kScope>();
+        }
+        if (coop.any(!arrived)) is_open_ = false;
+        return is_open_ ? kKcclOk : kccl::status_of(comm_);
+    }
+    KCCL_DEVICE uint32_t participants() const { return kccl::platform::blocks_per_grid(); }
+    KCCL_DEVICE uint32_t own() const { return kccl::platform::block_in_grid(); }
+
+  private:
+    const DeviceComm& comm_;
+    kccl::GridBarrier opened_;
+    uint32_t* own_ = nullptr;
+    uint32_t* polled_ = nullptr;
+    uint32_t wanted_ = 0;
+    bool polls_ = false;
     bool is_open_ = false;
 };
 

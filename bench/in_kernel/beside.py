@@ -2,10 +2,11 @@
 
     python -m kccl.bench.in_kernel.beside --json     # 20 s on an H200
 
-The stream is a kernel of its own, with a block of one warp on each multiprocessor (beside.cuh). It
-begins before the calls and ends when the host tells it, which is after they have ended. So a row
-beside it is valid if each of its blocks ran on a multiprocessor of its own and was told to end.
-Both are checked. Its bandwidth is that from just before the launch of the calls to just after.
+The stream is a kernel of its own, with a block of up to four warps on each multiprocessor
+(beside.cuh). It begins before the calls and ends when the host tells it, which is after they have
+ended. So a row beside it is valid if each of its blocks ran on a multiprocessor of its own and was
+told to end. Both are checked. Its bandwidth is that from just before the launch of the calls to
+just after, and the table says which share that is of its bandwidth alone.
 
 Both kernels ask for as much shared memory, although the calls need little of it: a multiprocessor
 that is divided differently would have to become idle before it could run the other kernel too.
@@ -38,8 +39,8 @@ from .stream import SETTLE_S, STAGE_BYTES, Beside, Stream, Word, gbps
 
 KERNELS = FOLDER / "beside.cuh"
 STREAM = "in_kernel::stream"
-IN_FLIGHT = (0, 2, 3, 4, 6, 8, 12)
-"""The most copies in flight of a multiprocessor; 0: no stream."""
+IN_FLIGHT = (0, 2, 4, 5, 6, 8, 12)
+"""The copies in flight of a multiprocessor; 0: no stream."""
 APART = 32
 """How many multiprocessors make the calls if the stream runs on the others."""
 # Two blocks fit on a multiprocessor, one of each kernel, and three do not.
@@ -48,12 +49,13 @@ _SHARED_BYTES = 100 << 10
 _SHARED_ALONE, _SHARED_APART = 200 << 10, 120 << 10
 _BYTES = 2048
 _FLAT = "flat"
-# Layout -> template arguments of Counted.
-_COUNTED = {
-    "2 polls in flight": "1, 2",
-    "4 polls in flight": "1, 4",
-    "2 counters": "2, 1",
-    "4 counters": "4, 1",
+# Layout -> class of the kernel.
+_OTHERS = {
+    "flags": "Flagged<{order}>",
+    "2 polls in flight": "Counted<{order}, 1, 2>",
+    "4 polls in flight": "Counted<{order}, 1, 4>",
+    "2 counters": "Counted<{order}, 2, 1>",
+    "4 counters": "Counted<{order}, 4, 1>",
 }
 
 
@@ -68,9 +70,9 @@ def forms() -> list[tuple[str, Form]]:
     return found + [
         (
             layout,
-            of_barriers("counted", f"Counted<{ORDERS[order]}, {how}>", order, is_within=True),
+            of_barriers(layout, how.format(order=ORDERS[order]), order, is_within=True),
         )
-        for layout, how in _COUNTED.items()
+        for layout, how in _OTHERS.items()
         for order in ORDERS
     ]
 
@@ -98,7 +100,7 @@ class Bench:
         self.runner = Beside(self.gpu, blocks, _SHARED_APART if apart else _SHARED_BYTES)
         module = self.runner.compile(KERNELS, kernel_names())
         exchange = exchange_shape(_problem("exchange"), blocks)
-        # Half is for slices, and the rest for the words of Counted.
+        # Half is for slices, and the rest for the words of Counted and Flagged.
         room = max(2 * exchange_bytes(exchange, 1), 32 << 10)
         device_comm = comm.device_comm(channels=1, max_bytes=16, exchange_bytes=room)
         notebook = Notebook(self.runner, module, blocks, None)
@@ -116,7 +118,7 @@ class Bench:
         self._word = Word(self.runner, comm, max(calls // 4, 10))
         kernel = module.kernel(STREAM)
         count, shared = (units - APART, _SHARED_ALONE) if apart else (units, _SHARED_BYTES)
-        self._stream = Stream(self.gpu, kernel, device_comm, count, shared)
+        self._stream = Stream(self.gpu, kernel, count, shared)
         # The driver may have to wait for an idle GPU when it first loads a kernel.
         with self._stream.running(1):
             pass
@@ -226,9 +228,11 @@ def print_table(rows: Sequence[Row]) -> None:
         for each in found:
             ratio = f"{each['time_us'] / idle:6.2f}" if idle else ""
             wrong = "  WRONG" if each["wrong"] else ""
+            alone = each["stream_alone_gbps"]
+            share = f" ({each['stream_gbps'] / alone:4.0%} of it alone)" if alone else " " * 20
             print(
-                f"  {each['in_flight_bytes'] >> 10:4} KiB in flight {each['stream_gbps']:8.0f} GB/s"
-                f"{each['time_us']:9.3f} us{ratio}{wrong}"
+                f"  {each['in_flight_bytes'] >> 10:4} KiB in flight {each['stream_gbps']:6.0f} GB/s"
+                f"{share}{each['time_us']:9.3f} us{ratio}{wrong}"
             )
 
 

@@ -20,8 +20,8 @@ from ..gpu.kernels import LINES_BYTES, NAMES, SOURCE, BlockPingPong
 from ..harness.problem import Array, Comm
 from .side import GpuRunner
 
-STAGE_BYTES = 8192
-"""Bytes of a copy. It must equal that of StreamRing in beside.cuh."""
+STAGE_BYTES, MOST_WARPS = 8192, 4
+"""Bytes of a copy, and the most warps of a block: kStreamBytes and kStreamWarps of beside.cuh."""
 SETTLE_S = 0.002
 """How long a stream runs before anything is timed beside it."""
 _TOLD = 1  # kTold of beside.cuh
@@ -32,23 +32,22 @@ _LIMIT_NS = 5_000_000_000
 class Stream:
     """A kernel that reads memory until it is told to end."""
 
-    def __init__(self, gpu: Gpu, kernel: Any, device_comm: Any, blocks: int, shared: int) -> None:
+    def __init__(self, gpu: Gpu, kernel: Any, blocks: int, shared: int) -> None:
         """Allocates what the stream reads.
 
         Args:
             gpu: The GPU.
             kernel: The kernel STREAM.
-            device_comm: A DeviceComm, for the time-outs.
             blocks: Number of blocks.
             shared: Bytes of shared memory of a block.
         """
         self.blocks = blocks
-        self._gpu, self._kernel, self._device_comm = gpu, kernel, device_comm
-        self._shared = shared
+        self._gpu, self._kernel, self._shared = gpu, kernel, shared
+        self._warps = 1
         self._stream, self._beside = kccl.gpu.make_stream(), kccl.gpu.make_stream()
         self._data = kccl.gpu.Memory(gpu.device, blocks * _PART_BYTES, gpu.stream)
-        self._progress = kccl.gpu.Memory(gpu.device, 16 * blocks, self._beside)
-        self._ends = kccl.gpu.Memory(gpu.device, 8 * blocks, self._beside)
+        self._progress = kccl.gpu.Memory(gpu.device, 16 * MOST_WARPS * blocks, self._beside)
+        self._ends = kccl.gpu.Memory(gpu.device, 8 * MOST_WARPS * blocks, self._beside)
         self._stop = kccl.gpu.Memory(gpu.device, 4, self._beside)
 
     @contextmanager
@@ -56,59 +55,63 @@ class Stream:
         """Lets the stream run on all its multiprocessors while the context lasts.
 
         Args:
-            in_flight: The most copies in flight of a multiprocessor.
+            in_flight: The copies in flight of a multiprocessor. With fewer than MOST_WARPS, as many
+                warps make them.
 
         Raises:
             RuntimeError: It did not run on them all, or has ended too early.
         """
         for memory in (self._progress, self._ends, self._stop):
             memory.clear()
+        self._warps = min(in_flight, MOST_WARPS)
         self._kernel(
-            *(self._gpu.comm, self._device_comm, self._data.address),
+            *(self._gpu.comm, self._data.address),
             *(np.uint64(_PART_BYTES // STAGE_BYTES), np.uint32(in_flight), self._stop.address),
             *(np.uint64(_LIMIT_NS), self._progress.address, self._ends.address),
             grid=self.blocks,
-            block=32,
+            block=32 * self._warps,
             shared_bytes=self._shared,
             stream=self._stream,
         )
         begin = time.monotonic()
         while not self.sample()[:, 0].all():
             if time.monotonic() - begin > _LIMIT_NS / 1e9:
-                raise RuntimeError("some blocks of the stream have not begun")
+                raise RuntimeError("some warps of the stream have not begun")
         time.sleep(SETTLE_S)
         try:
             yield
         finally:
             kccl.gpu.write(self._stop.address, np.uint32(1).tobytes(), self._beside)
             kccl.gpu.synchronize_stream(self._stream)
-        fault = fault_of(self._read(self._ends, np.uint32).reshape(-1, 2))
+        fault = fault_of(self._read(self._ends, np.uint32).reshape(-1, 2), self.blocks)
         if fault:
             raise RuntimeError(fault)
 
     def sample(self) -> Array:
-        """Returns, for each block, its copies so far, and its time in nanoseconds."""
+        """Returns, for each warp, its copies so far, and its time in nanoseconds."""
         return self._read(self._progress, np.uint64).reshape(-1, 2)
 
     def _read(self, memory: Any, dtype: Any) -> Array:
-        return np.frombuffer(kccl.gpu.read(memory.address, memory.nbytes, self._beside), dtype)
+        nbytes = memory.nbytes // MOST_WARPS * self._warps
+        return np.frombuffer(kccl.gpu.read(memory.address, nbytes, self._beside), dtype)
 
 
-def fault_of(ends: Array) -> str:
-    """Returns why nothing was beside a full stream, "" if it was.
+def fault_of(ends: Array, blocks: int) -> str:
+    """Returns why nothing was beside the whole stream, "" if it was.
 
     Args:
-        ends: For each block of the stream, why it has ended, and its multiprocessor.
+        ends: For each warp of the stream, why it has ended, and its multiprocessor.
+        blocks: Number of blocks.
     """
     units = len(set(ends[:, 1].tolist()))
-    if units != len(ends):
-        return f"{len(ends)} blocks of the stream ran on {units} multiprocessors, not on one each"
+    if units != blocks:
+        return f"{blocks} blocks of the stream ran on {units} multiprocessors, not on one each"
     early = int((ends[:, 0] != _TOLD).sum())
-    return f"{early} blocks of the stream ended before they were told to" if early else ""
+    return f"{early} warps of the stream ended before they were told to" if early else ""
 
 
 def gbps(before: Array, after: Array) -> float:
-    """Returns the gigabytes a second of a stream between two samples, of all blocks together."""
+    """Returns the gigabytes a second of a stream between two samples, of all warps together."""
     copies, ns = (after - before).astype(np.float64).T
     return float((copies * STAGE_BYTES / ns).sum())
 

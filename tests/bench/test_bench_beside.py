@@ -16,11 +16,12 @@ def ends(*rows):
 
 
 def test_a_stream_is_valid_only_if_each_block_was_told_to_end_on_its_own_multiprocessor():
-    assert stream.fault_of(ends((1, 0), (1, 7))) == ""
-    assert "2 blocks of the stream ran on 1 multi" in stream.fault_of(ends((1, 7), (1, 7)))
-    # It has reached its limit, a wait failed, or it has not ended at all.
-    for why in (2, 3, 0):
-        assert "1 blocks of the stream ended before" in stream.fault_of(ends((1, 0), (why, 1)))
+    two_warps = ends((1, 0), (1, 0), (1, 7), (1, 7))
+    assert stream.fault_of(two_warps, 2) == ""
+    assert "4 blocks of the stream ran on 2 multi" in stream.fault_of(two_warps, 4)
+    # It has reached its limit, or it has not ended at all.
+    for why in (2, 0):
+        assert "1 warps of the stream ended before" in stream.fault_of(ends((1, 0), (why, 1)), 2)
 
 
 def test_bandwidth_counts_each_block_by_its_own_clock():
@@ -39,7 +40,8 @@ def test_a_row_is_the_median_and_names_the_stream():
     assert (row["stream_gbps"], row["stream_alone_gbps"]) == (4500.0, 4600.0)
 
 
-COUNTED = "in_kernel::barriers<in_kernel::Counted<kccl::mem::Order::{}, {}>, {{notes}}>"
+BARRIERS = "in_kernel::barriers<in_kernel::{}, {{notes}}>"
+ORDER = "kccl::mem::Order::"
 
 
 def made(comm, names):
@@ -55,15 +57,16 @@ def made(comm, names):
         barrier = contenders.BarrierForm(notebook, kernels, how, device_comm)
         barrier.time(6, 2)
         wrong.append(barrier.wrong())
-    data = np.zeros(2 * 8 * 8192, np.uint8)
+    data = np.zeros(2 * 8 * stream.STAGE_BYTES, np.uint8)
     why = []
+    # Two blocks of two warps, one with two copies in flight and one with one.
     for stop, limit_ns in ((1, 1 << 40), (0, 0)):
-        progress, ended = np.zeros(2 * 16, np.uint8), np.zeros(2 * 8, np.uint8)
+        progress, ended = np.zeros(4 * 16, np.uint8), np.zeros(4 * 8, np.uint8)
         module.kernel(beside.STREAM)(
-            *(comm, device_comm, data, np.uint64(8), np.uint32(3)),
+            *(comm, data, np.uint64(8), np.uint32(3)),
             *(np.full(1, stop, np.uint32).view(np.uint8), np.uint64(limit_ns), progress, ended),
             grid=2,
-            block=32,
+            block=64,
             shared_bytes=100 << 10,
         )
         why.append((ended.view(np.uint32)[::2].tolist(), progress.view(np.uint64)[::2].tolist()))
@@ -75,15 +78,18 @@ def made(comm, names):
 def test_the_kernels_on_the_simulator():
     names = [
         name.format(notes=f"in_kernel::Notes::{notes}")
-        for name in (COUNTED.format("kAcqRel", "1, 2"), COUNTED.format("kRelaxed", "2, 1"))
+        for name in (
+            BARRIERS.format(f"Counted<{ORDER}kAcqRel, 2, 2>"),
+            BARRIERS.format(f"Flagged<{ORDER}kAcqRel>"),
+        )
         for notes in contenders.NOTES
     ]
     (found,) = kccl.run_threads(lambda comm: made(comm, names), 1, backend="sim", seed=3)
     wrong, ((told, copies), (late, _)) = found
     assert wrong == [0, 0]
     # The first look at the clock is behind the first copy, and the next one 32 copies later.
-    assert told == [1, 1] and copies == [33, 33]
-    assert late == [2, 2]
+    assert told == [1] * 4 and copies == [33] * 4
+    assert late == [2] * 4
 
 
 def test_the_flat_layout_is_that_of_the_library():
