@@ -175,8 +175,8 @@ class Counted {
     bool is_open_ = false;
 };
 
-// A barrier of all blocks without a counter, the layout "flat" of topology/blocks.py: each block has
-// a flag in a line of its own at the end of the board, and thread i polls the flag of block i.
+// A barrier of all blocks without a counter, the layout "flat" of topology/blocks.py: each block
+// has a flag in a line of its own at the end of the board, and thread i polls the flag of block i.
 template <Order ORDER>
 class Flagged {
   public:

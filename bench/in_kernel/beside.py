@@ -1,6 +1,6 @@
 """Times grid_sync and publish/collect beside a stream of reads from memory, on one GPU:
 
-    python -m kccl.bench.in_kernel.beside --json     # 20 s on an H200
+    python -m kccl.bench.in_kernel.beside --json
 
 The stream is a kernel of its own, with a block of up to four warps on each multiprocessor
 (beside.cuh). It begins before the calls and ends when the host tells it, which is after they have
@@ -10,6 +10,9 @@ just after, and the table says which share that is of its bandwidth alone.
 
 Both kernels ask for as much shared memory, although the calls need little of it: a multiprocessor
 that is divided differently would have to become idle before it could run the other kernel too.
+
+An H200 takes about half a minute, by the time of the experiment in bench/LOG.md (2026-11-30), which
+had fewer calls. 7 launches of 5,000 calls took more than 50 s.
 """
 
 from __future__ import annotations
@@ -241,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="kccl.bench.in_kernel.beside", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--calls", type=int, default=5_000, help="calls of a launch")
-    parser.add_argument("--repeats", type=int, default=7, help="launches of each call")
+    parser.add_argument("--calls", type=int, default=3_000, help="calls of a launch")
+    parser.add_argument("--repeats", type=int, default=5, help="launches of each call")
     parser.add_argument(
         "--in-flight",
         type=int,
