@@ -1,6 +1,7 @@
 """Measures floors: the least time in which the machine moves a cache line or copies bytes."""
 
 import mmap
+import os
 import statistics
 import sys
 from typing import TYPE_CHECKING, Any
@@ -69,12 +70,18 @@ def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
     It pins two threads to the CPUs.
 
     Raises:
-        Timeout: A thread did not answer. A reason can be that this process must not use its CPU.
+        Timeout: A thread did not answer: this process must not use its CPU, or other processes keep
+            it busy.
     """
     one_way_ns = lib.kccl_host_core_ping_pong(cpu_a, cpu_b, _ROUND_TRIPS)
     if one_way_ns < 0:
+        why = (
+            "other processes keep them busy: end these, or probe again later"
+            if {cpu_a, cpu_b} <= os.sched_getaffinity(0)
+            else "this process must be allowed to use both"
+        )
         raise Timeout(
-            f"no answer between CPUs {cpu_a} and {cpu_b}: this process must be allowed to use both",
+            f"no answer between CPUs {cpu_a} and {cpu_b}: {why}",
             rank=0,
             collective="ping-pong",
         )

@@ -234,14 +234,17 @@ def _ranks(machine: topology.Machine, world_size: int, layout: str) -> str:
     lines = [found.explain()]
     if machine.core_to_core_us is not None and cpus is not None and world_size > 1:
         other = next(each for each in topology.LAYOUTS if each != layout)
-        times = {
-            name: topology.predict_barrier(
-                machine, topology.place(machine, world_size, cpus, name), cpus
-            )
-            for name in (layout, other)
-        }
-        told = ", ".join(f"{us:.2f} us in the layout {name!r}" for name, us in times.items())
-        lines.append(f"  a barrier's words take {told}: a prediction")
+        there = [{cpu} for cpu in topology.place_cores(machine, [allowed] * world_size, other)]
+
+        def predicted(name: str, on: list[set[int]]) -> str:
+            placed = topology.place(machine, world_size, on, name)
+            return f"{topology.predict_barrier(machine, placed, on):.2f} us"
+
+        lines.append(
+            f"  a barrier's words take {predicted(layout, cpus)} in the layout {layout!r}, "
+            f"{predicted(other, there)} in the layout {other!r} on the CPUs of that, and "
+            f"{predicted(other, cpus)} on these CPUs: a prediction"
+        )
     return "\n".join(lines)
 
 

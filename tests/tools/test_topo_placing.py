@@ -1,9 +1,12 @@
-"""`kccl topo`: places ranks and blocks on any machine, and refuses what has no effect."""
+"""`kccl topo`: places ranks and blocks on any machine, and says why something is refused."""
+
+from types import SimpleNamespace
 
 import pytest
 
+import kccl
 from kccl import topology
-from kccl.tools import cli
+from kccl.tools import cli, probe
 
 
 @pytest.fixture
@@ -17,7 +20,10 @@ def test_ranks_are_placed_on_the_machine_that_is_shown(topo, tmp_path, monkeypat
     code, shown, _ = topo("--machine", "intel-xeon-gold-6242-32-cores", "-n", "24")
     assert code == 0
     assert "group 12-17 on cpu16, cpu17, cpu18, cpu19, cpu20, cpu21; rank 12 leads" in shown
-    assert "0.21 us in the layout 'topology', 0.32 us in the layout 'flat': a prediction" in shown
+    assert (
+        "0.21 us in the layout 'topology', 0.22 us in the layout 'flat' on the CPUs of that, and "
+        "0.32 us on these CPUs: a prediction"
+    ) in shown
     path = tmp_path / "machine.json"
     path.write_text(topology.recorded()["intel-xeon-gold-6242-32-cores"].to_json())
     assert topo("--from", str(path), "-n", "24")[1] == shown
@@ -68,3 +74,14 @@ def test_blocks_are_placed(topo):
 def test_what_has_no_effect_is_refused(topo, arguments, told):
     code, _, complaint = topo(*arguments)
     assert code == 2 and told in complaint
+
+
+@pytest.mark.parametrize(
+    ("allowed", "told"),
+    [({0, 1}, "other processes keep them busy"), ({0}, "must be allowed to use both")],
+)
+def test_a_probe_without_an_answer_says_why(monkeypatch, allowed, told):
+    monkeypatch.setattr(probe, "lib", SimpleNamespace(kccl_host_core_ping_pong=lambda *_: -1.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: allowed)
+    with pytest.raises(kccl.Timeout, match=told):
+        probe.core_to_core_us(1, 0)
