@@ -92,6 +92,12 @@ void stream(const uint8_t* data, uint64_t num_copies, uint32_t in_flight, const 
     mem::store_plain(ends + 2 * me + 1, mem::unit_id());
 }
 
+KCCL_DEVICE uint8_t* end_of_board(const DeviceComm& comm) {
+    const uint64_t packets =
+        uint64_t{kKcclNumExchangeSlots} * comm.layout.exchange_bytes / kccl::kPayloadBytes;
+    return reinterpret_cast<uint8_t*>(kccl::board(comm, kKcclReachRank, comm.rank) + packets);
+}
+
 // A barrier of all blocks that counts in COUNTERS words, 4 KiB apart at the end of the board. The
 // blocks use them in turn, and thread i polls counter i. Each thread has POLLS loads in flight,
 // issued at least SPACING ticks apart: beside a stream a load takes long, and a block that has one
@@ -102,10 +108,7 @@ class Counted {
     static constexpr bool kOrders = ORDER == Order::kAcqRel;
     static constexpr Scope kScope = Scope::kDevice;
     KCCL_DEVICE explicit Counted(const DeviceComm& comm) : comm_(comm), opened_(comm) {
-        const uint64_t packets =
-            uint64_t{kKcclNumExchangeSlots} * comm.layout.exchange_bytes / kccl::kPayloadBytes;
-        auto* const end =
-            reinterpret_cast<uint8_t*>(kccl::board(comm, kKcclReachRank, comm.rank) + packets);
+        uint8_t* const end = end_of_board(comm);
         const auto counter = [&](uint32_t i) {
             return reinterpret_cast<uint32_t*>(end - (1 + i % COUNTERS) * kApart);
         };
@@ -175,7 +178,7 @@ class Counted {
     bool is_open_ = false;
 };
 
-// A barrier of all blocks without a counter, the layout "flat" of topology/blocks.py: each block
+// A barrier of all blocks without a counter, which topology/blocks.py calls "flat": each block
 // has a flag in a line of its own at the end of the board, and thread i polls the flag of block i.
 template <Order ORDER>
 class Flagged {
@@ -183,10 +186,7 @@ class Flagged {
     static constexpr bool kOrders = ORDER == Order::kAcqRel;
     static constexpr Scope kScope = Scope::kDevice;
     KCCL_DEVICE explicit Flagged(const DeviceComm& comm) : comm_(comm), opened_(comm) {
-        const uint64_t packets =
-            uint64_t{kKcclNumExchangeSlots} * comm.layout.exchange_bytes / kccl::kPayloadBytes;
-        auto* const end =
-            reinterpret_cast<uint8_t*>(kccl::board(comm, kKcclReachRank, comm.rank) + packets);
+        uint8_t* const end = end_of_board(comm);
         const auto flag = [&](uint32_t i) {
             return reinterpret_cast<uint32_t*>(end - (1 + i) * kKcclLineBytes);
         };
@@ -196,6 +196,9 @@ class Flagged {
         // Nobody arrives before all blocks have read a flag: as in Counted.
         if (opened_.sync() != kKcclOk) return;
         wanted_ = kccl::mem::load<Order::kRelaxed, kScope>(flag(0));
+        // Other barriers have counters in some of these lines. Nobody changes flag 0: it has this
+        // value.
+        if (leads(block())) kccl::mem::store<Order::kRelaxed, kScope>(own_, wanted_);
         if (opened_.sync() != kKcclOk) return;
         is_open_ = true;
     }

@@ -11,8 +11,8 @@ just after, and the table says which share that is of its bandwidth alone.
 Both kernels ask for as much shared memory, although the calls need little of it: a multiprocessor
 that is divided differently would have to become idle before it could run the other kernel too.
 
-An H200 takes about half a minute, by the time of the experiment in bench/LOG.md (2026-11-30), which
-had fewer calls. 7 launches of 5,000 calls took more than 50 s.
+A row is the median over launches, each of a kernel with thousands of calls. 5 launches of 3,000
+calls took 41 s on an H200 (bench/LOG.md, 2026-11-30). 7, the default, have not been timed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,18 @@ from ..harness.problem import Comm, Problem
 from .contenders import BarrierForm, InKernel, Notebook, shape
 from .exchange import Exchanging, exchange_bytes, exchange_shape
 from .side import FOLDER
-from .stream import SETTLE_S, STAGE_BYTES, Beside, Stream, Word, gbps
+from .stream import (
+    MOST_IN_FLIGHT,
+    SETTLE_S,
+    STAGE_BYTES,
+    STREAM,
+    Beside,
+    Stream,
+    Word,
+    gbps,
+)
 
 KERNELS = FOLDER / "beside.cuh"
-STREAM = "in_kernel::stream"
 IN_FLIGHT = (0, 2, 4, 5, 6, 8, 12)
 """The copies in flight of a multiprocessor; 0: no stream."""
 APART = 32
@@ -51,7 +59,7 @@ _SHARED_BYTES = 100 << 10
 # A stream on multiprocessors of its own takes so much that no other block fits beside it.
 _SHARED_ALONE, _SHARED_APART = 200 << 10, 120 << 10
 _BYTES = 2048
-_FLAT = "flat"
+_LIBRARYS = "library"  # grid_sync with a counter, and publish with a line or more a block
 # Layout -> class of the kernel.
 _OTHERS = {
     "flags": "Flagged<{order}>",
@@ -65,7 +73,7 @@ _OTHERS = {
 def forms() -> list[tuple[str, Form]]:
     """Returns (layout, form) of all calls that are timed."""
     found = [
-        (_FLAT, form)
+        (_LIBRARYS, form)
         for name in ("grid_sync", "exchange")
         for form in collectives.load(name).forms
         if form.is_within
@@ -119,9 +127,8 @@ class Bench:
             nbytes = _BYTES if form.algorithm == "grid_exchange" else 0
             self._made.append((layout, form, nbytes, made))
         self._word = Word(self.runner, comm, max(calls // 4, 10))
-        kernel = module.kernel(STREAM)
         count, shared = (units - APART, _SHARED_ALONE) if apart else (units, _SHARED_BYTES)
-        self._stream = Stream(self.gpu, kernel, count, shared)
+        self._stream = Stream(self.gpu, module, count, shared)
         # The driver may have to wait for an idle GPU when it first loads a kernel.
         with self._stream.running(1):
             pass
@@ -158,7 +165,7 @@ class Bench:
         runner.bandwidths.clear()
         us = self._word.time(self.gpu.stream)
         stream = runner.bandwidths[0] if in_flight else 0.0
-        key: Any = (_FLAT, None, 0, in_flight, where)
+        key: Any = (_LIBRARYS, None, 0, in_flight, where)
         times.setdefault(key, []).append((us, us, stream, alone or 0.0, 0))
         for layout, form, nbytes, made in self._made:
             runner.bandwidths.clear()
@@ -239,19 +246,33 @@ def print_table(rows: Sequence[Row]) -> None:
             )
 
 
+def copies(text: str) -> int:
+    """Returns the number of copies in flight that an argument names.
+
+    Raises:
+        argparse.ArgumentTypeError: A block of the stream cannot have so many.
+    """
+    if not text.isdecimal() or int(text) > MOST_IN_FLIGHT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a number of copies from 0 to {MOST_IN_FLIGHT}: a block of the "
+            "stream has no room for more"
+        )
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Times all calls and prints a table. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="kccl.bench.in_kernel.beside", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--calls", type=int, default=3_000, help="calls of a launch")
-    parser.add_argument("--repeats", type=int, default=5, help="launches of each call")
+    parser.add_argument("--repeats", type=int, default=7, help="launches of each call")
     parser.add_argument(
         "--in-flight",
-        type=int,
-        nargs="*",
+        type=copies,
+        nargs="+",
         default=IN_FLIGHT,
-        help=f"copies of {STAGE_BYTES} bytes in flight; 0: no stream",
+        help=f"copies of {STAGE_BYTES} bytes in flight, at most {MOST_IN_FLIGHT}; 0: no stream",
     )
     parser.add_argument("--json", action="store_true", help="print a document; tables to stderr")
     given = parser.parse_args(arguments)

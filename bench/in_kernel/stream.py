@@ -20,8 +20,11 @@ from ..gpu.kernels import LINES_BYTES, NAMES, SOURCE, BlockPingPong
 from ..harness.problem import Array, Comm
 from .side import GpuRunner
 
-STAGE_BYTES, MOST_WARPS = 8192, 4
-"""Bytes of a copy, and the most warps of a block: kStreamBytes and kStreamWarps of beside.cuh."""
+STAGE_BYTES, MOST_WARPS, MOST_IN_FLIGHT = 8192, 4, 12
+"""Bytes of a copy, the most warps of a block, and the most copies in flight: kStreamBytes,
+kStreamWarps and kStreamStages of beside.cuh."""
+STREAM = "in_kernel::stream"
+"""The kernel of the stream."""
 SETTLE_S = 0.002
 """How long a stream runs before anything is timed beside it."""
 _TOLD = 1  # kTold of beside.cuh
@@ -32,17 +35,18 @@ _LIMIT_NS = 5_000_000_000
 class Stream:
     """A kernel that reads memory until it is told to end."""
 
-    def __init__(self, gpu: Gpu, kernel: Any, blocks: int, shared: int) -> None:
+    def __init__(self, gpu: Gpu, module: Any, blocks: int, shared: int) -> None:
         """Allocates what the stream reads.
 
         Args:
             gpu: The GPU.
-            kernel: The kernel STREAM.
+            module: The compiled module that has the kernel STREAM.
             blocks: Number of blocks.
             shared: Bytes of shared memory of a block.
         """
         self.blocks = blocks
-        self._gpu, self._kernel, self._shared = gpu, kernel, shared
+        self._gpu, self._shared = gpu, shared
+        self._kernel, self._warp_size = module.kernel(STREAM), module.warp_size
         self._warps = 1
         self._stream, self._beside = kccl.gpu.make_stream(), kccl.gpu.make_stream()
         self._data = kccl.gpu.Memory(gpu.device, blocks * _PART_BYTES, gpu.stream)
@@ -55,8 +59,8 @@ class Stream:
         """Lets the stream run on all its multiprocessors while the context lasts.
 
         Args:
-            in_flight: The copies in flight of a multiprocessor. With fewer than MOST_WARPS, as many
-                warps make them.
+            in_flight: The copies in flight of a multiprocessor, at most MOST_IN_FLIGHT. With fewer
+                than MOST_WARPS, as many warps make them.
 
         Raises:
             RuntimeError: It did not run on them all, or has ended too early.
@@ -69,7 +73,7 @@ class Stream:
             *(np.uint64(_PART_BYTES // STAGE_BYTES), np.uint32(in_flight), self._stop.address),
             *(np.uint64(_LIMIT_NS), self._progress.address, self._ends.address),
             grid=self.blocks,
-            block=32 * self._warps,
+            block=self._warp_size * self._warps,
             shared_bytes=self._shared,
             stream=self._stream,
         )

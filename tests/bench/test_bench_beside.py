@@ -32,7 +32,7 @@ def test_bandwidth_counts_each_block_by_its_own_clock():
 
 def test_a_row_is_the_median_and_names_the_stream():
     form = dict.fromkeys(form for _, form in beside.forms())
-    key = ("flat", next(iter(form)), 0, 4, 32)
+    key = ("library", next(iter(form)), 0, 4, 32)
     times = [(us, us + 1, 4500.0, 4600.0, 0) for us in (0.7, 0.5, 0.6)]
     row = beside.row(key, times, 132)
     assert (row["time_us"], row["p99_us"], row["repeats"], row["wrong"]) == (0.6, 1.6, 3, 0)
@@ -92,8 +92,16 @@ def test_the_kernels_on_the_simulator():
     assert late == [2] * 4
 
 
-def test_the_flat_layout_is_that_of_the_library():
-    flat = [form.kernel for layout, form in beside.forms() if layout == "flat"]
+@pytest.mark.parametrize("wrong", ["13", "-1", "many"])
+def test_no_more_copies_in_flight_than_a_block_has_stages_for(wrong, capsys):
+    with pytest.raises(SystemExit):
+        beside.main(["--in-flight", wrong])
+    assert "must be a number of copies from 0 to 12" in capsys.readouterr().err
+    assert f"kStreamStages = {stream.MOST_IN_FLIGHT}," in beside.KERNELS.read_text()
+
+
+def test_the_layout_of_the_library_has_its_forms():
+    flat = [form.kernel for layout, form in beside.forms() if layout == "library"]
     library = [
         form.kernel
         for name in ("grid_sync", "exchange")
