@@ -44,6 +44,8 @@ def test_blocks_are_placed(topo):
     assert "gpu0/iod3/xcd7: 38 blocks, lane 7, polls gpu0/iod3; block 7 leads" in shown
     assert "8 counters, a line of 128 bytes or more each, in 1 memory; block 0" in topo(*place)[1]
     flat = topo("--machine", "mi300x-8", "--place", "grid_sync", "--layout", "flat")[1]
+    reasons = topo("--machine", "h200-2", "--place", "grid_sync")[1].split("layout 'counters'")[1]
+    assert "waits for its own" in reasons and max(map(len, reasons.splitlines())) <= 80
     assert "grid_sync of 304 blocks, layout 'flat'" in flat
 
 
