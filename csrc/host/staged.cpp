@@ -37,7 +37,11 @@ class Staged {
     bool make() {
         int device = 0;
         const KcclGpuQueue& queue = *op_.op.queue;
-        if (!check(make_current(queue, &device), kKcclStagedContext)) return false;
+        const int code = make_current(queue, &device);
+        if (code != 0) {
+            note(code, kKcclStagedContext);
+            return refuse(kKcclStagedDriver);
+        }
         const bool is_made = !is_captured() && make_pieces();
         make_previous_current(queue, device);
         return is_made;
@@ -116,13 +120,12 @@ class Staged {
             const uint64_t waited_ns = waited_until(kccl_host_clock_ns(), began_ns, looked_ns);
             uint32_t gone = 0;
             if (kccl_host_idle(state_.idle_context, waited_ns, 0, &gone) == kKcclInterrupted) {
-                KcclRecord record = {};
-                record.status = kKcclInterrupted;
-                record.rank = record.peer = teams_.rank;
-                fail_all(teams_, record);
+                fail_here(kKcclInterrupted);
                 return false;
             }
-            if (waited_ns > state_.limit_ns) return refuse(kKcclStagedStream);
+            const uint64_t limit_ns =
+                state_.contacted != 0 ? state_.limit_ns : state_.first_limit_ns;
+            if (waited_ns > limit_ns) return fail(kKcclStagedStream);
         }
     }
 
@@ -137,15 +140,38 @@ class Staged {
 
     bool check(int code, KcclStagedFunction function) {
         if (code == 0) return true;
-        staging_.error = code;
-        staging_.failed = function;
-        return refuse(kKcclStagedDriver);
+        note(code, function);
+        return fail(kKcclStagedDriver);
     }
 
+    void note(int code, KcclStagedFunction function) {
+        staging_.error = code;
+        staging_.failed = function;
+    }
+
+    // Refuses a call of which nothing has been done. It can be made again.
     bool refuse(KcclStagedRefusal why) {
-        staging_.refusal = why;
-        mem::claim(&state_.status, static_cast<uint32_t>(kKcclAborted));
+        if (mem::claim(&state_.status, static_cast<uint32_t>(kKcclAborted))) {
+            staging_.refusal = why;
+        }
         return false;
+    }
+
+    // Ends a call that has begun, and the peers' calls with it. Pieces may have been exchanged and
+    // copies may be under way, so the call must not be made again before a reset.
+    bool fail(KcclStagedRefusal why) {
+        if (status_of(call_.comm) != kKcclOk) return false;
+        staging_.refusal = why;
+        staging_.has_failed = 1;
+        fail_here(kKcclAborted);
+        return false;
+    }
+
+    void fail_here(KcclStatus status) {
+        KcclRecord record = {};
+        record.status = status;
+        record.rank = record.peer = teams_.rank;
+        fail_all(teams_, record);
     }
 
     const KcclStagedOp& op_;

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
 from ..base.errors import Error, InvalidArgument, Timeout
+from ..base.failure import AFTER_RESET
 from ..gpu import driver, release, strided
 from ..gpu.memory import Memory
 from ..gpu.table import DriverError
@@ -237,33 +238,40 @@ class StagedBackend(Backend):
     # ---- Failure, recovery, end --------------------------------------------------------------
 
     def failure(self) -> Error | None:
-        """See Backend: what this rank refused, or a launch that the driver refused."""
+        """See Backend: what this rank refused, or a launch that the driver refused. The call can
+        be made again, unless it had begun: then the communicator has failed on all ranks.
+        """
         error = self._gpu.failure()
-        why, self._staging.refusal = self._staging.refusal, 0
-        if error is None and why != 0:
-            error = self._refusal(why)
         if error is not None:
             self.state.own.status = lib.kKcclOk
-        return error
+            return error
+        staging = self._staging
+        why, staging.refusal = staging.refusal, 0
+        if why == 0:
+            return None
+        if not staging.has_failed:
+            self.state.own.status = lib.kKcclOk
+        return self._refusal(why, AFTER_RESET if staging.has_failed else "")
 
-    def _refusal(self, why: int) -> Error:
+    def _refusal(self, why: int, end: str) -> Error:
         if why == lib.kKcclStagedCapture:
             return InvalidArgument(
                 f"rank {self._rank}: the stream is being captured, and a graph cannot contain "
                 "calls between nodes, which the host makes: make them outside of captures"
             )
         if why == lib.kKcclStagedStream:
-            limit_s = self.state.limit_ns / 1e9
+            state = self.state
+            limit_s = (state.limit_ns if state.contacted else state.first_limit_ns) / 1e9
             return Timeout(
                 f"rank {self._rank}: the work before the call on its stream did not end within "
-                f"{limit_s:.3g} s (comm.timeout is the limit)",
+                f"{limit_s:.3g} s (comm.timeout is the limit); {end}",
                 rank=self._rank,
                 waited_s=limit_s,
             )
         gpu, error = driver.table(), self._staging.error
         word = _FUNCTIONS.get(self._staging.failed)
         name = gpu.queue["push_context"] if word is None else getattr(gpu.names, word)
-        return DriverError(gpu.error_text(name, error, ""), error)
+        return DriverError(gpu.error_text(name, error, end and f"({end})"), error)
 
     def simulated_waits(self) -> str | None:
         """See Backend."""
@@ -292,6 +300,7 @@ class StagedBackend(Backend):
         """See Backend."""
         self._gpu.clear()
         self._host.clear()
+        self._staging.has_failed = 0
         for slot in range(lib.kKcclStagedSlots):
             self._staging.has_left[slot] = 0
 

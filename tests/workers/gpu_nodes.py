@@ -105,5 +105,25 @@ except kccl.InvalidArgument as error:
 else:
     raise AssertionError("send() between nodes")
 comm.barrier()
+if sys.argv[1:] == ["hip", "few"]:
+    import hip_runtime  # Only the tests' own runtime can let a copy fail.
+
+    # The first output cannot be copied to rank 0's GPU. By then the ranks have exchanged a piece,
+    # so the call must fail on all ranks until they reset.
+    x = to_gpu(np.ones(70000, "float32"), ordinal)
+    if rank == 0:
+        hip_runtime.fail("hipMemcpyHtoDAsync", 700)
+    for _ in range(2):
+        try:
+            comm.all_reduce(x)
+        except kccl.Error as error:
+            said = error
+        else:
+            raise AssertionError("a copy failed, and the call did not")
+        hip_runtime.fail("hipMemcpyHtoDAsync", 0)
+    assert said.rank == 0, said
+    comm.reset()
+    x = to_gpu(np.ones(70000, "float32"), ordinal)
+    check("after reset()", comm.all_reduce(x), [float(size)] * 70000)
 comm.close()
 print("right", flush=True)
