@@ -256,7 +256,7 @@ def test_the_simulator_finds_planted_bugs(bug, kernels):
         (Drafts(1), 1, "drafts is 1, must be 'off' or 'auto'.*one position here"),
         (Drafts(drafter=lambda ids, most: []), 8, "no drafts from a drafter in Python"),
     ],
-    ids=str,
+    ids=["too many", "one column", "in Python"],
 )
 def test_drafts_that_the_kernel_does_not_make_are_refused(drafts, columns, message):
     with pytest.raises(kccl.InvalidArgument, match=message):
