@@ -8,7 +8,7 @@ from statistics import median
 
 from .model import Cpu, Machine
 
-NOT_MEASURED = "core-to-core latency is not measured: `kccl topo --probe` measures it"
+NOT_MEASURED = "core-to-core latency is not measured: `kccl topo --probe --cpus 8` measures it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from stream_world import CONTEXT, Driver
 
 import kccl
 from kccl.backends import gpu as on_gpus
+from kccl.backends import on_device
 from kccl.gpu import driver, memory, release, vendors
 
 
@@ -38,7 +39,7 @@ def toy_ranks(toys, monkeypatch):
     monkeypatch.setattr(on_gpus, "library_kernel", lambda *args, **how: entry)
     monkeypatch.setattr(on_gpus, "occupancy", lambda *args: 100)
     small = {"num_channels": 2, "blocks_per_channel": 1, "packet_bytes": 4096}
-    monkeypatch.setattr(on_gpus, "SIZES", on_gpus.SIZES | small | {"staging_bytes": 65536})
+    monkeypatch.setattr(on_device, "SIZES", on_device.SIZES | small | {"staging_bytes": 65536})
     monkeypatch.setenv("KCCL_PRELOAD", "none")
 
     def run(main, world_size=1):
