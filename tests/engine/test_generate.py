@@ -374,7 +374,7 @@ def test_a_job_refuses_what_is_wrong_once_and_on_all_ranks(arguments, text, told
         (["--ids", "99999"], "the prompt has id 99999"),
         (["--drafts", "8"], "drafts is 8, must be 'off', 'auto' or an integer from 1 to 7"),
         (["--drafts", "on"], "drafts is 'on', must be"),
-        (["--drafts", "2", "--backend", "cuda"], "must be 'off' or 'auto' on backend 'cuda'"),
+        (["--drafts", "2", "--backend", "hip"], "must be 'off' or 'auto' on backend 'hip'"),
     ],
 )
 def test_what_is_wrong_is_told_before_the_weights_are_read(arguments, told, capsys, monkeypatch):

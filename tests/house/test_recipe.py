@@ -217,6 +217,9 @@ OTHERS = {
     "kccl/interop/nccl_reaches.json",
     "bench/tune/nccl.py",
     *(f"tests/linking/{name}.cpp" for name in ("fake_launches", "ranks_of_nccl", "stub_nccl")),
+    # What a GPU copies for a call between nodes. Others are refused there, by a sentence.
+    "kccl/plan/pieces.py",
+    "tests/workers/gpu_nodes.py",
     # A sweep over addresses, by the names of calls in kernels.
     "bench/records/nvidia-h100_2_addresses.json",
     # A program of PyTorch's, by the names of its calls.
