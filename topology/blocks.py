@@ -104,7 +104,8 @@ class BlockPlacement:
             memory = layout.homes[own[0]]
             led = f"; block {leaders[seat]} leads" if seat in leaders else ""
             lines.append(
-                f"  {seat}: {len(own)} blocks, lane {', '.join(map(str, lanes))}, polls {memory}"
+                f"  {seat}: {len(own)} blocks, lane {', '.join(map(str, lanes))}, poll words in "
+                f"{memory}'s memory"
                 f"{led}"
             )
         words = {(flag.at, flag.offset): flag for flag in layout.flags}

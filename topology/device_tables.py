@@ -64,12 +64,17 @@ def machines_table(machines: Mapping[str, Machine]) -> Titled:
                 _weakest(graph),
             )
         )
-    columns = ("name", "machine", "basis", "GPUs", "near us", "far us", "weakest")
-    numbers = ("GPUs", "near us", "far us")
-    title = "Machines, recorded (measured) or described (by documents): nearest and farthest pair"
-    wide, widest = ("machine",), ("weakest", "GPUs")
+    columns = ("name", "machine", "basis", "GPUs", "nearest us", "farthest us", "weakest")
+    numbers = ("GPUs", "nearest us", "farthest us")
     return Titled(
-        title, columns, rows, numbers, only_wide=wide, only_widest=widest, unbroken=("basis",)
+        "Machines, recorded (measured) or described (by documents)",
+        columns,
+        rows,
+        numbers,
+        only_wide=("basis", "nearest us", "farthest us"),
+        only_widest=("weakest", "GPUs"),
+        unbroken=("basis",),
+        below="machine",
     )
 
 

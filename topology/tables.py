@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Titled:
         right: Headings of columns with numbers, which are aligned right and never wrapped.
         unbroken: Headings of further columns that are never wrapped. The first column is wrapped
             only in a narrow window, or if `wraps`.
+        below: Heading of a column whose cells stand below those of the first column in a window of
+            80 columns or fewer.
         wraps: Whether the first column has sentences, which are wrapped in any window.
         only_wide: Headings of columns that are left out in a narrow window.
         only_widest: Headings of columns that are also left out in a window of 80 columns.
@@ -40,6 +43,7 @@ class Titled:
     only_wide: Sequence[str] = ()
     only_widest: Sequence[str] = ()
     unbroken: Sequence[str] = ()
+    below: str = ""
     wraps: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -48,6 +52,7 @@ class Titled:
         from rich.text import Text
 
         is_narrow = options.max_width < NARROW
+        is_below = self.below != "" and options.max_width < _WIDEST
         grid = Table(
             box=box.SIMPLE_HEAD,
             show_edge=False,
@@ -60,6 +65,7 @@ class Titled:
             for at, column in enumerate(self.columns)
             if not (is_narrow and column in self.only_wide)
             and not (options.max_width < _WIDEST and column in self.only_widest)
+            and not (is_below and column == self.below)
         ]
         for at in shown:
             column = self.columns[at]
@@ -72,9 +78,14 @@ class Titled:
                 overflow="fold",
             )
         for row in self.rows:
-            grid.add_row(
-                *(Text(row[at]) for at in shown if at < len(row))
-            )  # Text, since a name may have [markup]
+            cells = [row[at] for at in shown if at < len(row)]
+            if is_below:
+                below = row[self.columns.index(self.below)]
+                width = options.max_width - 3 if is_narrow else options.max_width * 3 // 7
+                cells[0] += "".join(
+                    f"\n  {line}" for line in wrap(below, width, break_on_hyphens=False)
+                )
+            grid.add_row(*map(Text, cells))  # Text, since a name may have [markup]
         yield Text(self.title, "bold")
         yield grid
         yield ""

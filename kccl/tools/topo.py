@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -252,13 +251,9 @@ def _ranks(machine: topology.Machine, world_size: int, layout: str) -> str:
 def _blocks(machine: topology.Machine, pattern: str, lanes: int, layout: str) -> str:
     """Describes where the blocks of a kernel on the first GPU are placed."""
     try:
-        told = topology.place_blocks(machine, pattern, lanes=lanes, layout=layout).explain()
+        return topology.place_blocks(machine, pattern, lanes=lanes, layout=layout).explain()
     except ValueError as error:
         raise errors.InvalidArgument(f"--place: {error}") from error
-    return "\n".join(
-        textwrap.fill(line, 80, subsequent_indent="    ", break_on_hyphens=False)
-        for line in told.splitlines()
-    )
 
 
 def draw(draw: Callable[[Path], None], path: Path) -> None:

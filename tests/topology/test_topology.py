@@ -82,8 +82,8 @@ def near_or_far(a: int, b: int) -> float:
     return 0.012 if a % 4 == b % 4 else 0.05 if a % 4 // 2 == b % 4 // 2 else 0.13
 
 
-def shown(machine: Machine, table: object = None) -> str:
-    console = pytest.importorskip("rich.console").Console(width=80, file=io.StringIO())
+def shown(machine: Machine, table: object = None, width: int = 80) -> str:
+    console = pytest.importorskip("rich.console").Console(width=width, file=io.StringIO())
     console.print(table or topology.table(machine, topology.recorded()))
     text: str = console.file.getvalue()
     return text
@@ -98,6 +98,19 @@ def test_tables_can_be_read_in_80_columns() -> None:
     text = shown(recorded["h200-2"], topology.machines_table(recorded))
     assert len(text.splitlines()) < 5 * len(recorded), text
     assert all(len(line) <= 80 for line in (found + text).splitlines())
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_the_list_of_machines_says_in_any_window_what_each_is(width: int) -> None:
+    recorded = topology.recorded()
+    text = shown(recorded["h200-2"], topology.machines_table(recorded), width)
+    words = " ".join(text.split())
+    for name in recorded:
+        assert any(line.split()[:1] == [name] for line in text.splitlines()), name
+    assert "an NVL72 rack" in words or width == 140
+    assert all(len(line) <= width for line in text.splitlines())
+    assert ("nearest us" in text) == (width > 40)
+    assert text.splitlines()[0 if width > 40 else 1].endswith("(by documents)")
 
 
 def test_discover_reads_smt_and_numa(machine: Machine) -> None:
