@@ -169,7 +169,8 @@ def place_blocks(
         )
     numbers = _seats(dies, count, seats, reasons)
     at = tuple(dies[number].name for number in numbers)
-    slice_bytes = 4 if pattern == "grid_sync" else max(-(-nbytes // count), 16)
+    # A packet of 16 bytes has 8 of a slice.
+    slice_bytes = 4 if pattern == "grid_sync" else max(-(-nbytes // count // 8), 1) * 16
     near = tuple(dies[number].memory for number in numbers)
     is_sync, is_apart = pattern == "grid_sync", len(set(near)) > 1
     names = ["counters"] * is_sync + ["flat"] + ["copies"] * is_apart

@@ -146,6 +146,20 @@ def test_lanes_stay_on_dies():
     assert halves.lanes == (0,) * 66 + (1,) * 66
 
 
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+def test_lane_groups_of_the_engine_stay_on_dies(lanes):
+    """The hardware gives blocks to dies in turn, the engine gives them to lane groups in turn."""
+    shape = (ROOT / "engine/kernels/shape.cuh").read_text()
+    assert "uint32_t lane_group_of(uint32_t block) { return block % kLaneGroups; }" in shape
+    placed_lanes = placed("mi300x-8", lanes=lanes)
+    of_dies = {}
+    for block, (seat, lane) in enumerate(
+        zip(placed_lanes.layout.seats, placed_lanes.lanes, strict=True)
+    ):
+        of_dies.setdefault(seat, set()).add((lane, block % lanes))
+    assert len(of_dies) == 8 and all(len(both) == 1 for both in of_dies.values())
+
+
 def with_flag(layout, number, **changes):
     flags = list(layout.flags)
     flags[number] = replace(flags[number], **changes)
