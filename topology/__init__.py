@@ -20,7 +20,7 @@ from .readings import QUANTITIES, Matrix, Quantity, Range, Reading
 
 if TYPE_CHECKING:
     from .accelerators import with_gpus
-    from .blocks import BLOCK_LAYOUTS, BlockPlacement, Interleave, place_blocks
+    from .blocks import BLOCK_LAYOUTS, BlockPlacement, Interleave, grid_counters, place_blocks
     from .blocks import PATTERNS as BLOCK_PATTERNS
     from .cost import ALGORITHMS as PREDICTED
     from .cost import ERROR as PREDICTION_ERROR
@@ -111,6 +111,7 @@ __all__ = [
     "faults",
     "figures_of",
     "from_hwloc",
+    "grid_counters",
     "groups",
     "is_recorded",
     "machines_table",
@@ -172,6 +173,7 @@ _LAZY = {
     "faults": "layout",
     "figures_of": "cost",
     "from_hwloc": "hwloc",
+    "grid_counters": "blocks",
     "is_recorded": "cost",
     "machines_table": "device_tables",
     "models": "decode",

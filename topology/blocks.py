@@ -18,6 +18,7 @@ from .graph import Graph
 from .layout import LINE_BYTES, Flag, Layout, time_us
 from .model import Machine
 from .parts import Device
+from .placement import check_layout
 
 PATTERNS = ("grid_sync", "publish")
 """The exchanges: in "grid_sync" all blocks wait for each other; in "publish" each block publishes a
@@ -225,14 +226,36 @@ def place_blocks(
     )
 
 
+def grid_counters(machine: Machine | None, layout: str = "topology") -> int | None:
+    """Returns how many counters the blocks of grid_sync use on a machine's GPUs.
+
+    Args:
+        machine: The machine; None if it is not known.
+        layout: One of placement.LAYOUTS. "flat" has one counter, as if a GPU had no dies.
+
+    Returns:
+        The number; None if the machine does not tell. Then a kernel uses as many as its target can
+        have.
+
+    Raises:
+        ValueError: There is no such layout.
+    """
+    if check_layout(layout) == "flat":
+        return 1
+    graph = Graph(machine) if machine is not None else None
+    if graph is None or not graph.gpus:
+        return None
+    gpu = graph.gpus[0]
+    return None if graph.count(gpu.id, "compute_unit") is None else num_counters(graph, gpu)
+
+
 def num_counters(graph: Graph, gpu: Device) -> int:
     """Returns how many counters the blocks of grid_sync use: one for each die that has an L2 cache
     of its own, as the dies on I/O dies have. Two for the halves of an H200's L2 are slower than one
     (bench/LOG.md, 2026-11-29).
     """
     dies = [each for each in graph.of_kind("die") if each.id.startswith(f"{gpu.id}/")]
-    own = [each for each in dies if graph.devices[each.parent or gpu.id].kind == "io_die"]
-    return max(1, sum(each.count for each in own))
+    return max(1, sum(each.count for each in dies if "/xcd" in each.id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from .. import topology
 from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
@@ -102,6 +103,7 @@ class GpuBackend(Backend):
             state=self.state.address,
             polls_per_check=abi.GPU_POLLS_PER_CHECK,
             timeout=timeout,
+            grid_counters=_grid_counters(variables.layout),
         )
         self._comm = self._scratches.comm
         self._temporaries = Temporaries(self._memory.plain)
@@ -340,3 +342,15 @@ class GpuBackend(Backend):
         """See Backend."""
         self._scratches.clear()
         self.state.clear()
+
+
+def _grid_counters(layout: str) -> int | None:
+    """Returns how many counters grid_sync uses, by the dies of the machine's GPUs; None: as many as
+    the target has.
+
+    Args:
+        layout: KCCL_LAYOUT, as in Env.
+    """
+    if driver.table().backend != "hip":
+        return None  # CUDA's kernels have one counter.
+    return topology.grid_counters(topology.with_gpus(topology.discover()), layout)

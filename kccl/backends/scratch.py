@@ -27,6 +27,7 @@ def make_comm(
     state: Any,
     channels: Any,
     polls_per_check: int,
+    grid_counters: int | None = None,
 ) -> Any:
     """Returns a KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
 
@@ -37,12 +38,17 @@ def make_comm(
         state: The rank's KcclState.
         channels: Address of the rank's KcclChannelStates, one for each scratch channel.
         polls_per_check: Polls between two reads of the clock.
+        grid_counters: Counters of grid_sync, as topology.grid_counters() says. None: as many as the
+            target has.
     """
     comm = ffi.new("KcclDeviceComm *")
     sizes = ffi.new("KcclSizes *", asdict(settings))
     state, channels = (int(ffi.cast("uintptr_t", each)) for each in (state, channels))
     own = rank, len(addresses), sizes, addresses, scratch, state, channels
     lib.kccl_host_make_comm(comm, *own, mmap.PAGESIZE, polls_per_check)
+    if grid_counters is not None:
+        assert 1 <= grid_counters <= lib.kKcclGridCounters
+        comm.grid_counters = grid_counters
     return comm
 
 
@@ -112,6 +118,7 @@ class Scratches:
         state: Any,
         polls_per_check: int,
         timeout: float,
+        grid_counters: int | None = None,
     ) -> None:
         """Makes the scratch of the communicator's own calls. Collective.
 
@@ -125,12 +132,14 @@ class Scratches:
             state: The rank's KcclState, or its address, as kernels see it.
             polls_per_check: Polls between two reads of the clock.
             timeout: Seconds to wait for the other ranks.
+            grid_counters: As in make_comm().
         """
         self._mesh = mesh
         self._settings = settings
         self._memory = memory
         self._state = state
         self._polls_per_check = polls_per_check
+        self._grid_counters = grid_counters
         self._scratches: list[_Scratch] = []
         own = self._make(settings, "start-up", timeout)
         # This window begins with what the communicator has only once: abort words, failure records
@@ -214,4 +223,5 @@ class Scratches:
             state=self._state,
             channels=scratch.channels.address,
             polls_per_check=self._polls_per_check,
+            grid_counters=self._grid_counters,
         )

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..base import arrays, memory, strided
+from .. import topology
+from ..base import arrays, env, memory, strided
 from ..base.abi import MAX_WORLD_SIZE, ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..base.mapping import map_shared
@@ -141,7 +142,14 @@ class SimBackend(Backend):
         self._memory = SimMemory(mesh)
         self._temporaries = Temporaries(host_memory.anonymous)
         self._scratches = Scratches(
-            mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
+            mesh,
+            settings,
+            self._memory,
+            state=self.state,
+            polls_per_check=1,
+            timeout=timeout,
+            # The simulated machine has no topology.
+            grid_counters=topology.grid_counters(None, env.read().layout),
         )
         self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)
         namer = state_namer(mesh.rank)

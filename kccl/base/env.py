@@ -47,7 +47,8 @@ class Env:
             own.
         layout: How ranks and threads are placed on cores, and ranks in groups: "topology" places
             them close together, by caches and NUMA nodes; "flat" places them in the order of their
-            numbers.
+            numbers. On AMD's GPUs grid_sync has a counter for each die by "topology", one by
+            "flat".
         ranks_per_node: Most ranks of a node, 1 to 8. Ranks of different nodes exchange by MPI, also
             where they are on one machine. 0: nodes are machines.
         mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": lines on

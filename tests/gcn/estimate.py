@@ -93,9 +93,9 @@ def all_reduce(call: str, nbytes: int, blocks: int, threads: int) -> Estimate:
     )
 
 
-def grid_sync(call: str, blocks: int, threads: int) -> Estimate:
+def grid_sync(call: str, blocks: int, threads: int, grid_counters: int | None = None) -> Estimate:
     """A barrier of the blocks of one GPU, one on each compute unit."""
-    world = World(1)
+    world = World(1, grid_counters=grid_counters)
     launches = []
     for calls in (FEW, MANY):
         arguments = world.comm_bytes(0) + np.array([calls], np.uint32).tobytes()

@@ -79,7 +79,12 @@ interpreter/flights.cpp.
 class World:
     """The ranks' memory, as before the first call."""
 
-    def __init__(self, world_size: int, sizes: Sizes = Sizes()) -> None:  # frozen
+    def __init__(
+        self,
+        world_size: int,
+        sizes: Sizes = Sizes(),  # frozen
+        grid_counters: int | None = None,
+    ) -> None:
         self.world_size = world_size
         self._arrays: list[np.ndarray[Any, Any]] = []
         settings = sizes.settings()
@@ -98,6 +103,7 @@ class World:
                 state=ffi.cast("KcclState *", self._states[rank].ctypes.data),
                 channels=ffi.cast("KcclChannelState *", self._channels[rank].ctypes.data),
                 polls_per_check=1000,
+                grid_counters=grid_counters,
             )
             for rank in range(world_size)
         ]

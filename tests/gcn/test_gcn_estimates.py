@@ -7,6 +7,8 @@ from device_compilers import has_zig
 from estimate import RECORD, all_reduce, grid_sync
 from gcn_machine import LATENCIES
 
+from kccl import topology
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.takes(20),
@@ -38,6 +40,15 @@ def test_a_barrier_of_256_compute_units_takes_less_than_it_may():
     assert row.time_us <= 0.9
     recorded = _recorded("grid_sync relaxed", blocks=256, threads=64)
     assert row.time_us == pytest.approx(recorded, rel=0.05)
+
+
+def test_counters_of_dies_gain_beside_the_flat_layout():
+    machine = topology.recorded()["mi300x-8"]
+    placed, flat = (
+        grid_sync("grid_sync relaxed", 256, 64, topology.grid_counters(machine, layout)).time_us
+        for layout in topology.LAYOUTS
+    )
+    assert placed <= 0.9 and flat > 1.5 * placed
 
 
 def test_the_record_has_the_assumptions_of_now():

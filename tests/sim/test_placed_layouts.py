@@ -1,5 +1,5 @@
-"""Kernels use the words that the placement says: the counter of grid_sync, and slices of publish.
-They are read from the simulated memory behind a kernel.
+"""Kernels use the words that the placement says: counters of grid_sync, and slices of publish. They
+are read from the simulated memory behind a kernel.
 """
 
 import ctypes
@@ -65,8 +65,26 @@ def offsets(name, pattern, **options):
     return sorted({line * LINE_BYTES for flag in found.layout.flags for line in flag.lines})
 
 
+@pytest.mark.parametrize("layout", topology.LAYOUTS)
+@pytest.mark.parametrize(("name", "warp_size"), [("h200-2", 32), ("mi300x-8", 64)])
+def test_grid_sync_counts_where_the_placement_says(name, warp_size, layout, monkeypatch):
+    monkeypatch.setenv("KCCL_LAYOUT", layout)
+    main = partial(words_of, 2, warp_size)
+    ((counters, _),) = kccl.run_threads(main, 1, backend="sim", seed=1, warp_size=warp_size)
+    number = topology.grid_counters(MACHINES[name], layout)
+    assert number == (8 if (name, layout) == ("mi300x-8", "topology") else 1)
+    assert counters == offsets(name, "grid_sync", layout="counters")[:number]
+
+
 @pytest.mark.parametrize("count", [2, 8, 9])
 def test_slices_of_publish_lie_where_the_placement_says(count):
-    ((counters, board),) = kccl.run_threads(partial(words_of, count, 32), 1, backend="sim", seed=1)
+    ((_, board),) = kccl.run_threads(partial(words_of, count, 32), 1, backend="sim", seed=1)
     assert board == offsets("h200-2", "publish", nbytes=BLOCKS * 8 * count)
-    assert counters == offsets("h200-2", "grid_sync", layout="counters")
+
+
+def test_a_machine_that_tells_no_parts_has_no_number_of_counters():
+    assert topology.grid_counters(None) is None
+    assert topology.grid_counters(MACHINES["intel-xeon-2-cores"]) is None
+    assert topology.grid_counters(None, "flat") == 1
+    with pytest.raises(ValueError, match="must be one of topology, flat"):
+        topology.grid_counters(None, "round")

@@ -105,6 +105,7 @@ constexpr KcclDeviceComm make_comm(int rank, int world_size, const KcclSizes& si
     comm.blocks_per_channel = static_cast<int32_t>(sizes.blocks_per_channel);
     comm.epoch_step = uint32_t{1} << (32 - sizes.epoch_bits);
     comm.polls_per_check = polls_per_check;
+    comm.grid_counters = kKcclGridCounters;
     comm.state = addresses.state;
     comm.channels = addresses.channels;
     for (int peer = 0; peer < world_size; ++peer) {

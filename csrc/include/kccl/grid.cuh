@@ -3,13 +3,14 @@
 // Every block adds to a counter once in each sync. One warp of each block polls the counters, one
 // thread each. Only one warp polls, because the polls of 132 blocks load the memory that they wait
 // for. On NVIDIA's GPUs there is one counter, because several are no faster (bench/LOG.md). On
-// AMD's there are eight, which blocks use in turn, in the order in which the hardware gives blocks
-// to its dies. By estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a
-// barrier. In a sync all counters advance by the same number, although they may have unequal
-// numbers of blocks: the first block of each counter adds what the others leave. On AMD's GPUs a
-// thread also polls several times before its wait pauses and checks its timeout, because a poll
-// that comes just too early costs the barrier the time of a poll. Dies have no leaders that tell
-// each other of arrivals, because each hop would go through memory (bench/LOG.md).
+// AMD's there is one for each die, as the topology's placement says (comm.grid_counters). Blocks
+// use them in turn, in the order in which the hardware gives blocks to its dies. By estimate
+// (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. In a sync all
+// counters advance by the same number, although they may have unequal numbers of blocks: the first
+// block of each counter adds what the others leave. On AMD's GPUs a thread also polls
+// several times before its wait pauses and checks its timeout, because a poll that comes just too
+// early costs the barrier the time of a poll. Dies have no leaders that tell each other of
+// arrivals, because each hop would go through memory (bench/LOG.md).
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,
@@ -101,7 +102,7 @@ class GridBarrierOf {
   public:
     // `comm` must outlive this object.
     KCCL_DEVICE explicit GridBarrierOf(const DeviceComm& comm)
-        : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
+        : comm_(comm), num_blocks_(platform::blocks_per_grid()), counters_(comm.grid_counters) {
         if (num_blocks_ > kKcclMaxBlocks) {
             status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
             return;
@@ -110,12 +111,12 @@ class GridBarrierOf {
             begin_together<CoopKind::kGrid>(comm, "GridBarrier", {{"blocks", num_blocks_}});
         }
         polled_ = mem::keep(counter(block().index()));
-        own_ = kCounters == 1 ? polled_ : counter(platform::block_in_grid());
+        own_ = kMostCounters == 1 ? polled_ : counter(platform::block_in_grid());
         step_ = mem::keep(comm.epoch_step);
         // Each block adds step_, so that the counter wraps as early as epochs do in tests that
         // shorten them. But it adds at most so much that counters stay comparable.
         weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
-        added_ = kCounters == 1 ? weight_ : share_of(platform::block_in_grid());
+        added_ = kMostCounters == 1 ? weight_ : share_of(platform::block_in_grid());
         const Status status = status_of(comm);
         count_ = load_count(comm, FAMILY, platform::block_in_grid());
         const bool second = kIsMarked && is_second(comm, kMark, kKcclGridSync);
@@ -165,10 +166,10 @@ class GridBarrierOf {
         platform::enter_call(comm_.state, kKcclGridSync, 0, count_.epoch);
         if constexpr (kOrders) coop.sync();
         if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(own_, added_);
-        if constexpr (kCounters > 1) {
+        if constexpr (kMostCounters > 1) {
             // Block 0 also advances the counters beyond the number of blocks, to which no block
             // adds.
-            for (uint32_t i = num_blocks_; i < kCounters && platform::block_in_grid() == 0; ++i) {
+            for (uint32_t i = num_blocks_; i < counters() && platform::block_in_grid() == 0; ++i) {
                 if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync());
             }
         }
@@ -176,7 +177,7 @@ class GridBarrierOf {
         if (coop.index() < platform::kWarpSize) {
             // If there is one counter, all threads of the warp poll it, which the hardware does by
             // one load.
-            const bool polls = kCounters == 1 || coop.index() < kCounters;
+            const bool polls = kMostCounters == 1 || coop.index() < counters();
             const auto poll = [&] {
                 bool reached = !polls;
                 KCCL_UNROLL
@@ -205,19 +206,21 @@ class GridBarrierOf {
     // Returns the counter to which a block adds. Thread i polls counter i.
     KCCL_DEVICE uint32_t* counter(uint32_t block) const {
         constexpr uint32_t kLines = kKcclGridCounterLines / kKcclGridCounters;
-        return grid_line(comm_, FAMILY, kKcclMaxBlocks + block % kCounters * kLines);
+        return grid_line(comm_, FAMILY, kKcclMaxBlocks + block % counters() * kLines);
     }
     // Returns the sum that all blocks add to each counter in a sync.
     KCCL_DEVICE uint32_t per_sync() const { return num_blocks_ * weight_; }
     // Returns the number that a block adds in a sync, if there are several counters.
     KCCL_DEVICE uint32_t share_of(uint32_t block) const {
-        if (block >= kCounters) return weight_;
-        const uint32_t others = (num_blocks_ - 1 - block) / kCounters;
+        if (block >= counters()) return weight_;
+        const uint32_t others = (num_blocks_ - 1 - block) / counters();
         return per_sync() - others * weight_;
     }
 
-    static constexpr uint32_t kCounters = platform::kGridCounters;
-    static_assert(kCounters <= kKcclGridCounters && kCounters <= platform::kWarpSize, "they fit");
+    static constexpr uint32_t kMostCounters = platform::kGridCounters;
+    static_assert(kMostCounters == 1 || kMostCounters == kKcclGridCounters, "comm has the number");
+    static_assert(kMostCounters <= platform::kWarpSize, "a thread polls each");
+    KCCL_DEVICE uint32_t counters() const { return kMostCounters == 1 ? 1 : counters_; }
     // The most by which a sync advances a counter: a counter stays less than half a period (2^31)
     // away from the value that a block waits for.
     static constexpr uint32_t kMostLead = 1u << 30;
@@ -228,6 +231,7 @@ class GridBarrierOf {
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
+    const uint32_t counters_;     // that blocks use; the same in all kernels of the communicator
     uint32_t* own_ = nullptr;     // the counter to which this block adds
     uint32_t* polled_ = nullptr;  // the counter that this thread polls
     uint32_t step_ = 0;

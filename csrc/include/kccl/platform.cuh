@@ -116,7 +116,7 @@ namespace kccl::platform {
 #if defined(KCCL_TARGET_CUDA)
 
 constexpr uint32_t kWarpSize = 32;
-// The number of counters by which the blocks of a grid wait for each other.
+// The most counters of grid_sync: 1, or kKcclGridCounters. Then comm.grid_counters has the number.
 constexpr uint32_t kGridCounters = 1;
 // How many times a waiting thread polls its counter before it pauses (grid.cuh).
 constexpr uint32_t kGridPolls = 1;

@@ -249,15 +249,15 @@ MUTATIONS = (
         for name, broken, old, new in (
             (
                 *("one_polled", "a block waits for the first counter only"),
-                *("kCounters == 1 || coop.index() < kCounters", "coop.index() < 1"),
+                *("kMostCounters == 1 || coop.index() < counters()", "coop.index() < 1"),
             ),
             (
                 *("last_not_polled", "a block does not wait for the last counter"),
-                *("coop.index() < kCounters;", "coop.index() < kCounters - 1;"),
+                *("coop.index() < counters();", "coop.index() < counters() - 1;"),
             ),
             (
                 *("of_none", "nobody adds to the counters that no block has"),
-                *("i < kCounters && platform::block_in_grid() == 0;", "i < 0;"),
+                *("i < counters() && platform::block_in_grid() == 0;", "i < 0;"),
             ),
             (
                 *("of_none_wrong", "a counter that no block has gets one block's share"),
@@ -272,13 +272,13 @@ MUTATIONS = (
             ),
             (
                 *("others", "a counter's first block takes one block too many to be its others"),
-                *("(num_blocks_ - 1 - block) / kCounters", "(num_blocks_ - block) / kCounters"),
+                *("(num_blocks_ - 1 - block) / counters()", "(num_blocks_ - block) / counters()"),
             ),
             (
                 *("of_few", "blocks beyond the counters share the first one"),
                 *(
-                    "kKcclMaxBlocks + block % kCounters * kLines",
-                    "kKcclMaxBlocks + (block < kCounters ? block : 0) * kLines",
+                    "kKcclMaxBlocks + block % counters() * kLines",
+                    "kKcclMaxBlocks + (block < counters() ? block : 0) * kLines",
                 ),
             ),
             (
