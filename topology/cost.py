@@ -116,6 +116,7 @@ _SHAPES = {
     "all_to_all_push_simple": _Shape(1, chunks=1, is_local_chunk=True),
     "broadcast_direct_ll16": _Shape(1, messages=2),
     "reduce_direct_ll16": _Shape(1, messages=2),
+    "reduce_pairwise_ll16": _Shape(1, messages=2),
     "reduce_two_shot_push_simple": _Shape(2, chunks=2),
     "gather_direct_ll16": _Shape(1, chunks=2, is_local_chunk=True),
     "gather_push_simple": _Shape(1, chunks=1, is_local_chunk=True),

@@ -195,6 +195,17 @@ KERNELS = (
     ),
     KernelSpec(
         "reduce",
+        "pairwise",
+        "ll16",
+        moves="packets to the root, who reduces everything, and an empty one to every other peer",
+        counts=Counts.ELEMENTS,
+        takes="root",
+        bytes_per_thread=8,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "reduce",
         "pull",
         "simple",
         moves="each rank copies its input to its window; the root pulls and reduces everything",

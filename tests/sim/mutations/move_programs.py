@@ -33,6 +33,7 @@ PROGRAMS = {
         "all_to_all_direct_ll16",
         "all_to_all_push_simple",
         "reduce_direct_ll16",
+        "reduce_pairwise_ll16",
         "reduce_two_shot_push_simple",
         "gather_direct_ll16",
         "gather_push_simple",

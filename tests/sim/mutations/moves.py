@@ -40,6 +40,29 @@ MUTATIONS = (
         for collective in ("reduce", "gather", "scatter")
     ),
     kernel_bug(
+        "reduce_pairwise_to_the_root_only",
+        "ranks that are not the root send each other nothing, and wait for the root alone",
+        "reduce_pairwise_ll16",
+        REUSED | STALE,
+        (
+            "if (channel.receiver(k) != root) ll16::push_to(channel, k, 0, 0);",
+            "if (rank == root && channel.receiver(k) != root) ll16::push_to(channel, k, 0, 0);",
+        ),
+        (
+            "return ll16::await_all(channel, 0, empty);",
+            "return ll16::await_one(channel, root, 0, &empty[0]);",
+        ),
+        max_seeds=12,
+    ),
+    kernel_bug(
+        "reduce_pairwise_that_does_not_wait",
+        "ranks that are not the root wait for nobody, and give no credit",
+        "reduce_pairwise_ll16",
+        REUSED | STALE,
+        ("return ll16::await_all(channel, 0, empty);", "(void)empty;\n            return true;"),
+        max_seeds=12,
+    ),
+    kernel_bug(
         "scatter_of_the_roots_chunk",
         "every rank is sent the root's own chunk",
         "scatter_direct_ll16",
