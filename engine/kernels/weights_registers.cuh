@@ -74,6 +74,9 @@ class RegisterWeights {
         const uint64_t first = num_ != 0 ? Dims::stream_of(block) : 0;
         begin_ =
             reinterpret_cast<const uint8_t*>(task.weights) + (first + warp_index()) * kUnitBytes<S>;
+        // A compiler that knows the first step takes the tiles behind it for the first one or for
+        // others. Then it waits for the first tile, and loads the others through the caches.
+        next_ = mem::forget_uniform(0);
         if constexpr (S::kOverlaps) load();
     }
 
@@ -158,7 +161,7 @@ class RegisterWeights {
     uint32_t of_layers_;
     uint32_t num_;
     uint32_t end_ = 0;
-    uint32_t next_ = 0;
+    uint32_t next_;
     Held<S> tiles_[S::kStageSteps];
 };
 
