@@ -2,6 +2,7 @@
 the same call.
 """
 
+import gc
 import os
 import threading
 import time
@@ -191,6 +192,8 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(monkeypatch, name, place, vi
     owner, function, error = PLACES[place]
     arm = failing_once(monkeypatch, owner, function, victim, error)
     ready = threading.Barrier(3, arm)
+    # Garbage of other tests has files too, and may go at any time.
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
 
     def main(comm):
