@@ -35,7 +35,7 @@ def checkpoint(model):
     long_after(
         0,
         [
-            *("tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3"),
+            *("tiny-laneformer", "tiny-qwen2", "tiny-qwen3"),
             *("tiny-qwen3-moe", "tiny-gpt-oss"),
         ],
     ),

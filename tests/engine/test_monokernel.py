@@ -123,9 +123,8 @@ def test_equals_the_reference_on_any_number_of_ranks(model, tuning, numbers):
 @pytest.mark.parametrize(
     ("model", "change"),
     [
-        ("tiny-laneformer", {"kv_splits": 2, "in_flight": 1, "stages": 2}),
         # The head's rows are multiplied in two parts; a stage has several row tiles.
-        ("tiny-laneformer", {"blocks": 4, "stage_steps": 4}),
+        ("tiny-laneformer", {"kv_splits": 2, "in_flight": 1, "stages": 2, "stage_steps": 4}),
         # Blocks have different numbers of rows, and two have no attention. Those with rows of the
         # residual are the last ones and the first ones.
         ("tiny-llama", {"blocks": 6, "merges_first": True, "urgent_in_flight": 3}),

@@ -24,8 +24,6 @@ H200 = Machine(132)
 MOST_BYTES = {
     ("laneformer-2b", 1, "bfloat16", False): (112, 320),
     ("llama-1b", 1, "bfloat16", True): (512,),
-    # With biases, and 7 query heads to a KV head.
-    ("qwen2.5-0.5b", 1, "bfloat16", False): (192, 320),
     ("laneformer-2b", 1, "e4m3_128", False): (112, 1408),
     # With zero points, and twelve warps.
     ("laneformer-2b", 1, "int4_zeros_128", False): (1024, 2048),

@@ -10,7 +10,7 @@ import pytest
 from kernel_copies import copy_kernels
 from long import hunted, long_after
 from quantized_folders import MODEL, tensors_of, write_folder
-from test_monokernel_fp8 import CHUNKS, IDS, NEW, SMALL, TOLERANCE, WINDOW, grown, run
+from test_monokernel_fp8 import CHUNKS, IDS, NEW, SMALL, TOLERANCE, grown, run
 from test_monokernel_fp8 import TUNING as OF_FP8
 from tiny_models import gguf_shapes, write_gguf
 
@@ -87,7 +87,7 @@ def test_stages_and_chunks_change_no_bit():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int4"])
 def test_vectors_of_a_million_are_no_range_error(weights):
     """As in test_monokernel_fp8.py, with 16-bit weights that are rounded when they are read."""
     checkpoint = grown(weights)
@@ -131,11 +131,10 @@ ZEROS |= {"wo": "int4_zeros_64"}
     [
         # With biases.
         ("tiny-qwen2", {}),
-        ("tiny-laneformer", WINDOW),
         # One rank has two lanes, and the other one.
         ("tiny-llama", {"num_lanes": 3, "num_heads": 6, "num_kv_heads": 3, "ffn": 768}),
     ],
-    ids=["biases", "laneformer", "uneven lanes"],
+    ids=["biases", "uneven lanes"],
 )
 def test_ranks_change_no_bit(name, changes):
     made = random_checkpoint(name, **SMALL | changes, stored=ZEROS)
@@ -155,7 +154,7 @@ WIDE = {"hidden": 384, "ffn": 768, "head_dim": 96, "num_heads": 8, "num_kv_heads
 
 @pytest.mark.long
 @pytest.mark.takes(36)
-@pytest.mark.parametrize("name", ["int4_128", "int8_128"])
+@pytest.mark.parametrize("name", ["int4_128"])
 def test_twelve_warps_may_have_a_ring_of_three_stages(name):
     """A stage has several row tiles."""
     stored = dict.fromkeys(("wq", "wk", "wv", "wo", "w1", "w3", "w2"), name)

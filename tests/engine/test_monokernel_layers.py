@@ -70,7 +70,7 @@ MODELS = {
         "tiny-qwen3",
         {"biases": ("qkv", "out"), "num_lanes": 4, "num_kv_heads": 4},
         TUNING,
-        (2, 4),
+        (4,),
     ),
     "seven query heads": ("tiny-qwen2", {"num_heads": 14}, MERGING, (2,)),
 }
@@ -101,8 +101,6 @@ def test_eight_query_heads_and_biases_with_warps_of_64():
     ("window", "layers"),
     [
         (1, (0, 1)),
-        # It ends within a chunk of the prompt.
-        (6, (1,)),
         # Within the tile before, which another split has.
         (19, (0,)),
     ],

@@ -18,7 +18,6 @@ IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=36).tolist()
 MODEL = random_checkpoint("tiny-llama", num_layers=1, **SMALL)
 CHANGES = [
     {"kv_strands": 2},
-    {"kv_strands": 8},
     {"kv_strands": 8, "kv_splits": 4, "merges_first": True},
     # A block has all rows, and a thread of it several.
     {"kv_strands": 8, "kv_splits": 2, "merges_first": True, "blocks": 1, "warps": 2},

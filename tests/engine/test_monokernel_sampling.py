@@ -158,9 +158,7 @@ def test_tokens_are_the_oracles(name):
     long_after(
         1,
         [
-            {"ranks": 2},
             {"ranks": 4, "blocks": 2},
-            {"blocks": 8},
             {"ranks": 2, "warp_size": 64, "model": "gfx942"},
         ],
     ),
