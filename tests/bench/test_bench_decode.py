@@ -53,6 +53,7 @@ def test_rows_are_complete(
     assert [tuple(row) for row in rows] == [report.COLUMNS] * 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_peers")
 def test_rounded_weights_are_checked_against_the_same_rounding(
     capsys: pytest.CaptureFixture[str],

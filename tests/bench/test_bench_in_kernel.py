@@ -160,7 +160,7 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("name", long_after(3, ALL))
+@pytest.mark.parametrize("name", long_after(1, ALL))
 def test_rows(name):
     nbytes = 2048 if name == "all_reduce" else 256
     rows, notes = on_simulator(name, nbytes=nbytes)

@@ -26,21 +26,19 @@ INTERLEAVED = tuple(tuple(range(first, 12, 3)) for first in range(3))
 UNEVEN_AND_MIXED = ((0, 2, 4, 6, 8), (1, 3, 9), (5,), (7, 10))
 
 
-@pytest.mark.parametrize("world_size", long_after(1, [9, 16, 1, 6, 7, 8, 11, 14]))
+@pytest.mark.parametrize("world_size", long_after(1, [9, 16, 1, 7, 14]))
 def test_every_collective(world_size):
     kccl.run_threads(check_all, world_size, timeout=60)
 
 
-@pytest.mark.parametrize("groups", long_after(0, [(UNEVEN_AND_MIXED,), (INTERLEAVED,)]))
+@pytest.mark.parametrize("groups", long_after(0, [(UNEVEN_AND_MIXED,)]))
 def test_groups_whose_ranks_are_not_consecutive(monkeypatch, groups):
     monkeypatch.setattr(placement, "groups", lambda *_: groups)
     kccl.run_threads(check_all, sum(map(len, groups)), timeout=60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", long_after(2, ["bfloat16", "int64", "float64", "float8_e4m3fn", "complex64"])
-)
+@pytest.mark.parametrize("name", ["bfloat16", "int64", "complex64"])
 def test_types_and_operators(name):
     def main(comm):
         for op in oracle.ops_of(name):
@@ -111,10 +109,10 @@ def test_put_and_get_reach_every_rank():
     kccl.run_threads(main, 10, timeout=60)
 
 
-@pytest.mark.parametrize("world_size", long_after(1, [23, 32, 37, 43, 49, 57, 64]))
+@pytest.mark.parametrize("world_size", long_after(1, [23, 43, 64]))
 def test_three_to_eight_groups(world_size):
-    """A short call and a long one of each collective. Groups are as large as each other at 32, 49
-    and 64 ranks. tests/topology/test_groups.py divides every number of ranks.
+    """A short call and a long one of each collective. Groups are as large as each other at 64
+    ranks. tests/topology/test_groups.py divides every number of ranks.
     """
     ranks = np.arange(world_size)
     root = 37 % world_size

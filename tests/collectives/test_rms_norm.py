@@ -186,8 +186,7 @@ def test_calls_on_the_host(world_size):
     [
         ("bfloat16", 2, 32),
         pytest.param("float32", 3, 64, marks=pytest.mark.long),
-        pytest.param("float16", 4, 32, marks=pytest.mark.long),
-        pytest.param("bfloat16", 1, 64, marks=pytest.mark.long),
+        pytest.param("float16", 1, 32, marks=pytest.mark.long),
     ],
 )
 def test_calls_on_the_simulator(dtype, world_size, warp_size):
