@@ -27,8 +27,6 @@ MOST_BYTES = {
     ("laneformer-2b", 1, "e4m3_128", False): (112, 1408),
     # With zero points, and twelve warps.
     ("laneformer-2b", 1, "int4_zeros_128", False): (1024, 2048),
-    # With scales in FP16.
-    ("llama-8b", 1, "q8_0", False): (1024, 2048),
 }
 CONTEXT = 4096
 

@@ -86,7 +86,8 @@ def check(model: str, logits: list[Array], tokens: list[int]) -> None:
 
 @pytest.mark.long
 def test_chunks_change_no_bit():
-    check("tiny-laneformer", *run("tiny-laneformer", 2, seed=2))
+    """On ranks with warps of 64, whose bits are those of 32."""
+    check("tiny-laneformer", *run("tiny-laneformer", 2, seed=2, warp_size=64, model="gfx942"))
 
 
 @pytest.mark.long
@@ -141,11 +142,6 @@ def test_a_request_may_be_given_up_within_its_prompt():
         assert tokens == expected("tiny-llama")[1]
         # One of two chunks, and the position behind the prompt's; then all but the last token's.
         assert begun / (4 + 1) == pytest.approx(whole / (8 + NEW), rel=0.01)
-
-
-@pytest.mark.long
-def test_warps_of_64():
-    check("tiny-laneformer", *run("tiny-laneformer", warp_size=64, model="gfx942"))
 
 
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.

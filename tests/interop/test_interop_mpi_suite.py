@@ -52,7 +52,6 @@ def counts(library, world_size, words):
 @pytest.mark.parametrize(
     ("library", "world_size", "files"),
     [
-        ("mpich", 1, "communicators"),
         *(("mpich", 2, name) for name in ("collectives", "point to point", "communicators")),
         ("openmpi", 2, "collectives of buffers"),
     ],
