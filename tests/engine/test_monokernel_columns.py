@@ -92,8 +92,6 @@ def in_one_column(model: str, tuning: Tuning) -> tuple[Array, list[int], Array]:
     [
         ("tiny-laneformer", 3, 2, replace(TUNING, kv_splits=2)),
         ("tiny-llama", 8, 1, MERGING),
-        # A block has all rows, and one warp all KV strands.
-        ("tiny-llama", 2, 1, replace(TUNING, blocks=1, warps=1)),
     ],
 )
 def test_a_column_has_the_bits_that_it_has_alone(model, columns, ranks, tuning):

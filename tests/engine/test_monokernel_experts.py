@@ -49,7 +49,8 @@ FP8 |= {"experts": Experts(num=5, chosen=3)}
 MODELS: dict[str, tuple[str, dict[str, Any], Tuning, tuple[int, ...]]] = {
     "qwen3-moe": ("tiny-qwen3-moe", QWEN3, PARKED, (4,)),
     "qwen3-moe in FP8": ("tiny-qwen3-moe", FP8, OF_STORED, (2,)),
-    "gpt-oss": ("tiny-gpt-oss", GPT_OSS, PARKED, (4,)),
+    # Ranks have it in MXFP4.
+    "gpt-oss": ("tiny-gpt-oss", GPT_OSS, PARKED, ()),
     "gpt-oss in MXFP4": ("tiny-gpt-oss", STORED, OF_STORED, (2,)),
 }
 
@@ -147,24 +148,18 @@ def test_chunks_of_a_prompt_are_refused():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "tuning", "machine"),
-    [("gpt-oss", REGISTERS, {"model": "gfx942"})],
-    ids=["registers"],
-)
-def test_warps_of_64(name, tuning, machine):
-    found, tokens = run(name, 2, tuning, seed=3, warp_size=64, **machine)
-    np.testing.assert_allclose(found, expected(name)[0], atol=TOLERANCE)
-    assert tokens == [expected(name)[1]] * 2
+def test_warps_of_64():
+    found, tokens = run("gpt-oss", 2, REGISTERS, seed=3, warp_size=64, model="gfx942")
+    np.testing.assert_allclose(found, expected("gpt-oss")[0], atol=TOLERANCE)
+    assert tokens == [expected("gpt-oss")[1]] * 2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tuning", [PARKED], ids=["ring"])
-def test_weights_are_read_alone(tuning):
+def test_weights_are_read_alone():
     """Nothing is routed then."""
 
     def main(comm: kccl.Communicator) -> list[int]:
-        executor = DeviceExecutor(checkpoint("qwen3-moe"), comm, tuning=tuning, context=CONTEXT)
+        executor = DeviceExecutor(checkpoint("qwen3-moe"), comm, tuning=PARKED, context=CONTEXT)
         executor.start_streaming(2)
         executor.wait()
         return generate(executor, NEW)
@@ -173,15 +168,14 @@ def test_weights_are_read_alone(tuning):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tuning", [REGISTERS], ids=["registers"])
-def test_logits_that_never_come_are_named(tuning, tmp_path, monkeypatch):
+def test_logits_that_never_come_are_named(tmp_path, monkeypatch):
     """Four of the router's are lost. All waits end, those for the experts' weights too."""
     plant(tmp_path, monkeypatch, "experts.cuh", PUBLISHED, f"        if (row != 0){PUBLISHED[7:]}")
     # In the simulator's time.
     monkeypatch.setenv("KCCL_TIMEOUT", "0.01")
     told = r"decoding on rank 0: block \d of rank 0 did not arrive; .* step seen 0, wanted 1"
     with pytest.raises(kccl.Timeout, match=told):
-        run("qwen3-moe", 1, tuning)
+        run("qwen3-moe", 1, REGISTERS)
 
 
 @pytest.mark.long

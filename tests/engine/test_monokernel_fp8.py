@@ -120,15 +120,14 @@ def test_ranks_stages_and_chunks_change_no_bit(name, ranks, change, warp_size):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("steps", [4, 7])
-def test_products_of_the_residual_may_have_stages_of_different_lengths(steps):
+def test_products_of_the_residual_may_have_stages_of_different_lengths():
     """Neither the steps of a stage nor the 5 of the residual divide the others. In BF16 a stage has
     half as many as in FP8.
     """
     changes = SMALL | {"hidden": 160}
     made = random_checkpoint("tiny-llama", **changes, stored={"w1": "e4m3_32", "w3": "e4m3_32"})
     checkpoint = read_for(made, "sim", None)
-    found, _ = run(checkpoint, tuning=replace(TUNING, stage_steps=steps), seed=0)
+    found, _ = run(checkpoint, tuning=replace(TUNING, stage_steps=7), seed=0)
     np.testing.assert_allclose(found, Reference(checkpoint).logits(IDS), atol=TOLERANCE)
 
 

@@ -76,11 +76,10 @@ def test_logits_are_the_references(which):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", ["int4"])
-def test_vectors_of_a_million_are_no_range_error(weights):
+def test_vectors_of_a_million_are_no_range_error():
     """As in test_monokernel_fp8.py, with 16-bit weights that are rounded when they are read."""
-    checkpoint = grown(weights)
-    assert checkpoint.formats["down"].name == f"{weights}_128"
+    checkpoint = grown("int4")
+    assert checkpoint.formats["down"].name == "int4_128"
     found, _ = run(checkpoint, tuning=TUNING, seed=0)
     np.testing.assert_allclose(found, Reference(checkpoint).logits(IDS), atol=TOLERANCE)
 
@@ -144,10 +143,9 @@ WIDE = {"hidden": 384, "ffn": 768, "head_dim": 96, "num_heads": 8, "num_kv_heads
 
 @pytest.mark.long
 @pytest.mark.takes(36)
-@pytest.mark.parametrize("name", ["int4_128"])
-def test_twelve_warps_may_have_a_ring_of_three_stages(name):
+def test_twelve_warps_may_have_a_ring_of_three_stages():
     """A stage has several row tiles."""
-    stored = dict.fromkeys(("wq", "wk", "wv", "wo", "w1", "w3", "w2"), name)
+    stored = dict.fromkeys(("wq", "wk", "wv", "wo", "w1", "w3", "w2"), "int4_128")
     made = random_checkpoint("tiny-llama", **SMALL | WIDE | {"num_layers": 1}, stored=stored)
     checkpoint = read_for(made, "sim", None)
     changes = {"blocks": 2, "warps": 12, "stages": 3, "stage_steps": 8, "in_flight": 1}

@@ -72,7 +72,7 @@ EXACT, ROUNDED = ("float32", 2e-5), ("bfloat16", 1e-2)
     [
         ({}, *EXACT),
         ({}, *ROUNDED),
-        *((changes, *EXACT) for changes in runs.VARIANTS.values()),
+        *((runs.VARIANTS[name], *EXACT) for name in ("blocking", "delay 2", "none")),
         ({"use_early_comm": True}, *ROUNDED),
         ({"use_early_messages": False}, *EXACT),
         ({"use_attention_comm": False}, *ROUNDED),

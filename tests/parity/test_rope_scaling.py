@@ -112,10 +112,9 @@ def test_logits(folders, kind, name, assert_close):
                 assert_close(engine.logits(ids), wanted, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["longrope"])
-def test_logits_of_the_monokernel(folders, kind, assert_close):
+def test_logits_of_the_monokernel(folders, assert_close):
     folder = folders["qwen3"]
-    use(folder, kind, "new")
+    use(folder, "longrope", "new")
     prompts = [IDS[:12], IDS[:24]]
     with Engine(folder, "sim", context=32) as engine:
         for ids, wanted in zip(prompts, by_transformers("qwen3", folder, prompts), strict=True):
