@@ -25,7 +25,7 @@ from ..text.tokenizer import Tokenizer
 from .defaults import Defaults
 from .gguf import GgufSource
 from .hf import FolderSource
-from .kept import expanded, kept_formats, op_of, shown_format
+from .kept import expanded, holds, kept_formats, op_of, shown_format
 from .rounded import is_rounded, rounded_formats, what_is_rounded
 from .source import CUT_AXIS, Source
 
@@ -151,7 +151,7 @@ class Checkpoint(Closing):
                 {
                     shown_format(each)
                     for name, each in self._stored.items()
-                    if self.format_of(name).in_files != each.in_files
+                    if not holds(self.format_of(name), each)
                     and not (self.weights and is_rounded(self.format_of(name), each))
                 }
             )

@@ -5,6 +5,7 @@ from itertools import accumulate, pairwise
 
 from ..base.core import lib
 from ..formats.base import Format
+from ..formats.table import forms_of
 from ..model.ops import KINDS, Rows
 
 _PANEL_ROWS: int = lib.kKcclEnginePanelRows
@@ -45,15 +46,16 @@ def kept_formats(
         keeps: The names of the formats that are kept.
         is_alike: Whether a kind of op must have one format for all its matrices in all layers.
     """
+    if is_alike:
+        return _formats_alike(stored, shapes, usual, keeps)
     # (layer, kind) of an op, as op_of() has them -> matrix -> format.
     given: dict[tuple[str, str], dict[str, Format]] = {}
     for name, in_file in stored.items():
-        forms = (in_file, in_file.cut) if in_file.name in keeps else ()
-        whole = [each for each in forms if each and shapes[name][-1] % each.block == 0]
+        whole = _whole(in_file, shapes[name][-1], keeps)
         given.setdefault(op_of(name), {})[name] = whole[0] if whole else usual
     for (layer, kind), formats in given.items():
         has_several = len(set(formats.values())) > 1
-        if has_several and (is_alike or not _may_differ(kind, formats, shapes, usual)):
+        if has_several and not _may_differ(kind, formats, shapes, usual):
             given[layer, kind] = dict.fromkeys(formats, usual)
     # Kind of op -> the formats of its ops' first matrices.
     of_kinds: dict[str, set[Format]] = {}
@@ -64,10 +66,37 @@ def kept_formats(
         first, *_ = formats.values()
         has_one = len(of_kinds[kind]) == 1
         found[kind] = first if has_one else usual
-        if not has_one and first.is_on_host and not is_alike:
+        if not has_one and first.is_on_host:
             found[layer + kind] = first
         found |= {name: each for name, each in formats.items() if each is not first}
     return found
+
+
+def _whole(in_file: Format, columns: int, keeps: Collection[str]) -> list[Format]:
+    """Returns a format of a file, or its quarters, if it is kept and lanes have whole blocks."""
+    forms = (in_file, in_file.cut) if in_file.name in keeps else ()
+    return [each for each in forms if each and columns % each.block == 0]
+
+
+def _formats_alike(
+    stored: Mapping[str, Format],
+    shapes: Mapping[str, tuple[int, ...]],
+    usual: Format,
+    keeps: Collection[str],
+) -> dict[str, Format]:
+    """Returns kept_formats() where a kind of op has one format. If its matrices have several, that
+    is the smallest one that holds the numbers of all.
+    """
+    # Kind of op -> the formats that hold the numbers of all matrices so far.
+    found: dict[str, list[Format]] = {}
+    for name, in_file in stored.items():
+        columns, (_, kind) = shapes[name][-1], op_of(name)
+        forms = _whole(in_file, columns, keeps)
+        forms += [
+            each for each in forms_of(in_file) if each.name in keeps and columns % each.block == 0
+        ]
+        found[kind] = [each for each in found.get(kind, forms) if each in forms]
+    return {kind: forms[0] if forms else usual for kind, forms in found.items()}
 
 
 def shown_format(stored: Format) -> str:
@@ -75,6 +104,13 @@ def shown_format(stored: Format) -> str:
     the number of columns that share a scale, is the engine's own addition.
     """
     return stored.in_files.partition("/")[0]
+
+
+def holds(given: Format, stored: Format) -> bool:
+    """Tells whether a format holds all numbers of a stored one: it is that format, or its quarters,
+    or one to which the monokernel's blocks are converted.
+    """
+    return given.in_files == stored.in_files or given in forms_of(stored)
 
 
 def _may_differ(
@@ -112,7 +148,7 @@ def expanded(
         of_ops.setdefault(op_of(name), set()).add(each)
     named: dict[str, list[str]] = {}
     for name, each in stored.items() if keeps else ():
-        if each.block == 1 or given[name].in_files == each.in_files:
+        if each.block == 1 or holds(given[name], each):
             continue
         # Only the host executor multiplies this format. That another executor converts it is no
         # reason for a notice.

@@ -35,7 +35,7 @@ class Format(ABC):
         family: NAME of these files; "": the format's name. Formats that differ in their blocks
             share them.
         scale_bytes: The bytes of the scales and zero points that a row tile has for each block of
-            columns, as the monokernel packs them; 0: none.
+            columns, as the monokernel packs them if a strip has a block; 0: none.
         cut: The format of those tensors whose lanes end within a block; None: they are rounded.
         has_zeros: Whether a block of a format with scales has a zero point for each scale.
         is_on_host: Whether queries, keys and values may have several formats, this one among
@@ -85,6 +85,12 @@ class Format(ABC):
     def is_finite(self, words: NDArray[Any]) -> bool:
         """Tells whether no number is an infinity or NaN."""
         return bool(np.isfinite(self.to_float32(words)).all())
+
+    def strip_scale_bytes(self, tiles: int) -> int:
+        """Returns the bytes of the scales and zero points that a row tile has for so many tiles
+        that lie in a block of columns.
+        """
+        return self.scale_bytes
 
     def words_of(self, num_values: int) -> int:
         """Returns the number of words for so many values of a row, which must be whole blocks."""

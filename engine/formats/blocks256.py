@@ -64,6 +64,18 @@ class Blocks256(Ggml):
         """
         raise NotImplementedError
 
+    def nested(self, blocks: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
+        """Unpacks uint8 [blocks, words] to what formats/nested.py stores: the bytes of the factor
+        and of the subtrahend [blocks, 4], scales [blocks, 256 / scaled], minimums [blocks, 8], and
+        integers less their zero point [blocks, 256].
+        """
+        halves, scales, *minimums, integers = self.unpacked(blocks)
+        if not minimums:
+            halves = np.pad(halves, ((0, 0), (0, 2)))
+            minimums = [np.zeros((len(blocks), 8), np.uint8)]
+        numbers = integers.astype(np.int8) - np.int8(self.zero)
+        return halves, np.ascontiguousarray(scales).view(np.int8), minimums[0], numbers
+
 
 class WithMinimums(Blocks256):
     """Q4_K and Q5_K: each group of 32 integers has a scale and a minimum, of 6 bits each."""

@@ -40,6 +40,31 @@ class Blocks32(Ggml):
         words = library("gguf").quants.quantize(rows, self._type)
         return np.asarray(words, np.uint8).reshape(*values.shape[:-1], -1)
 
+    def nested(self, blocks: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
+        """Unpacks uint8 [blocks, words] to what formats/nested.py stores: the bytes of the factor
+        and of the subtrahend [blocks, 4], a scale and a minimum [blocks, 1], and integers less
+        their zero point [blocks, 32]. Each scale is 1.
+        """
+        halves = np.zeros((len(blocks), 2), np.float16)
+        halves[:, : self._num_scales] = np.ascontiguousarray(
+            blocks[:, : 2 * self._num_scales]
+        ).view(np.float16)
+        pairs = blocks[:, -16:]
+        integers = np.concatenate([pairs & 15, pairs >> 4], axis=1)
+        ones, zero = np.ones((len(blocks), 1), np.int8), 0
+        if blocks.shape[1] > 2 * self._num_scales + pairs.shape[1]:
+            fifths = np.ascontiguousarray(blocks[:, -20:-16])
+            integers |= np.unpackbits(fifths, axis=1, bitorder="little") << 4
+            zero = 0 if self._num_scales > 1 else 16
+        minimums = ones.view(np.uint8)
+        if self._num_scales > 1:
+            # Files have a minimum that is added.
+            halves[:, 1] = -halves[:, 1]
+        elif zero == 0:
+            # (integer - 8) * factor is integer * factor - factor * 8.
+            halves[:, 1], minimums = halves[:, 0], 8 * minimums
+        return halves.view(np.uint8), ones, minimums, integers.astype(np.int8) - np.int8(zero)
+
     def is_finite(self, words: NDArray[Any]) -> bool:
         """See Format. Only scales and minimums can be infinite or NaN."""
         blocks = np.ascontiguousarray(words).reshape(-1, self.words)

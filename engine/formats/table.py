@@ -9,6 +9,8 @@ from .ggml import EXPANDED, Ggml
 from .int4 import INT4, INT4_ZEROS
 from .int8 import INT8, INT8_ZEROS
 from .mxfp4 import MXFP4
+from .nested4 import NESTED4
+from .nested6 import NESTED6
 from .nvfp4 import NVFP4
 from .q4_0 import Q4_0
 from .q4_1 import Q4_1
@@ -39,6 +41,8 @@ _ALL: tuple[Format, ...] = (
     *INT4,
     *INT4_ZEROS,
     *NVFP4,
+    *NESTED4,
+    *NESTED6,
 )
 
 IN_FILES = {each.in_files: each for each in _ALL}
@@ -46,7 +50,8 @@ IN_FILES = {each.in_files: each for each in _ALL}
 OF_GGUF = {name: each for name, each in IN_FILES.items() if isinstance(each, Plain | Ggml)}
 """The formats that tensors in GGUF files may have, by their names in files."""
 MULTIPLIED = {each.name: each for each in _ALL if each.tile_bytes}
-"""Name -> format, for the formats that all executors multiply as they are stored."""
+"""Name -> format, for the formats that the monokernel multiplies. The host executor multiplies all
+but those of formats/nested.py, to which the monokernel's blocks are converted without rounding."""
 ON_HOST = {each.name: each for each in _ALL if each.is_on_host}
 """Name -> format, for the formats of blocks that the host executor multiplies as they are stored.
 For the monokernel those that are not in MULTIPLIED are converted to a dtype."""
@@ -61,3 +66,10 @@ rounded. The format with the fewest scales comes first."""
 DTYPES: dict[str, Plain] = {each.name: each for each in (BFLOAT16, FLOAT16)}
 """Name -> format, for the dtypes to which a model's matrices may be converted; the usual one first.
 """
+
+
+def forms_of(stored: Format) -> tuple[Format, ...]:
+    """Returns the formats of the monokernel that hold all numbers of a format of GGUF, but in other
+    words. Those with the fewest bytes come first.
+    """
+    return tuple(each for each in (*NESTED4, *NESTED6) if each.holds(stored))

@@ -25,6 +25,13 @@
 //   F::scales(lane, scales)        loads this thread's part of a strip's scales
 //   F::pack_scales(scales, rows, row, first, columns, num)
 //                                  packs them, as pack() does the strip's first tile
+//   F::kHasMinimums                whether the rest here is its, instead of Scales::factors. Others
+//                                  have false
+//   F::kScaledTiles, kLoweredTiles the tiles of a strip that share a scale, and a minimum
+//   F::scale(scales, i)            what add_scaled() takes for the sums of scale i of a strip
+//   F::minimum(scales, i)          the same for sums of the vector itself, over minimum i's columns
+//   F::ones()                      a tile of ones, whose products make these sums
+//   F::skip(scales, tiles)         drops the scales and minimums of a strip's first tiles
 //
 // The products of a strip with scales have sums of their own, one for each chain of kChainTiles
 // tiles. These are multiplied by the scales, and added up. So scales never multiply weights, which
@@ -43,6 +50,7 @@ constexpr bool kIsSame = false;
 template <class A>
 constexpr bool kIsSame<A, A> = true;
 
+KCCL_CONSTEXPR uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 KCCL_CONSTEXPR uint32_t common_divisor(uint32_t a, uint32_t b) {
     while (b != 0) {
         const uint32_t rest = a % b;
@@ -59,6 +67,15 @@ constexpr bool kHasScales = F::kScaleBytes != 0;
 constexpr uint32_t kMostOfChain = 4;
 template <class F>
 constexpr uint32_t kChainTiles = F::kStripTiles < kMostOfChain ? F::kStripTiles : kMostOfChain;
+// A scale of kScaledTiles needs a chain of its own.
+template <class F, bool HAS_MINIMUMS = F::kHasMinimums>
+struct ChainOf {
+    static constexpr uint32_t kTiles = kChainTiles<F>;
+};
+template <class F>
+struct ChainOf<F, true> {
+    static constexpr uint32_t kTiles = F::kScaledTiles;
+};
 template <class F>
 constexpr uint32_t kStripBytes = F::kStripTiles * F::kTileBytes + F::kScaleBytes;
 // The bytes of a tile with its share of the strip's scales.
@@ -139,12 +156,68 @@ class Chains {
     typename Unit::Sums chains_[NUM * kOfStrip] = {};
 };
 
+// With minimums a strip has more chains than a thread has registers. So a few tiles are multiplied
+// at a time, with inputs that are loaded then, when their strip is added. Prefill adds the chains
+// in the same order. input(i): as Chains takes it.
+template <class F, class Input>
+class LateChains {
+    using Unit = Mma<typename F::Operand>;
+
+  public:
+    KCCL_DECODE explicit LateChains(const Input& input) : input_(input) {}
+
+    KCCL_DECODE void add(typename Unit::Scaled& sums, const Strip<F>& strip, uint32_t i) const {
+        constexpr uint32_t kScaled = F::kScaledTiles, kLowered = F::kLoweredTiles;
+        static_assert(kLowered % kScaled == 0, "a minimum has whole scales");
+        KCCL_UNROLL
+        for (uint32_t first = 0; first < F::kStripTiles; first += kAtOnce) {
+            typename Unit::Sums products[kAtOnce / kScaled] = {}, inputs[kAtOnce / kLowered] = {};
+            // The minimums' tiles take turns, because a product waits for the one before it of the
+            // same chain.
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < kAtOnce; ++k) {
+                constexpr uint32_t kTurns = kAtOnce / kLowered;
+                const uint32_t tile = k % kTurns * kLowered + k / kTurns;
+                const auto input = input_(i * F::kStripTiles + first + tile);
+                Unit::multiply(products[tile / kScaled],
+                               F::operand(strip.tiles[first + tile], strip.scales), input);
+                Unit::multiply(inputs[tile / kLowered], F::ones(), input);
+            }
+            KCCL_UNROLL
+            for (uint32_t tile = 0; tile < kAtOnce; ++tile) {
+                if ((tile + 1) % kScaled == 0) {
+                    Unit::add_scaled(sums, products[tile / kScaled],
+                                     F::scale(strip.scales, (first + tile) / kScaled));
+                }
+                if ((tile + 1) % kLowered == 0) {
+                    Unit::add_scaled(sums, inputs[tile / kLowered],
+                                     F::minimum(strip.scales, (first + tile) / kLowered));
+                }
+            }
+        }
+    }
+
+  private:
+    static constexpr uint32_t kAtOnce = F::kStripTiles < 4 ? F::kStripTiles : 4;
+    const Input& input_;
+};
+
+// Returns the chains of NUM strips that follow each other. They use `input` while they live.
+template <class F, uint32_t NUM, class Input>
+KCCL_DECODE auto chains_of(const Strip<F>* strips, const Input& input) {
+    if constexpr (F::kHasMinimums) {
+        return LateChains<F, Input>(input);
+    } else {
+        return Chains<F, NUM>(strips, input);
+    }
+}
+
 // Adds the products of NUM strips that follow each other. input(i): that of their i-th tile.
 template <class F, uint32_t NUM = 1, class Input>
 KCCL_DECODE void multiply_strips(typename SumsOf<F>::Type& sums, const Strip<F>* strips,
                                  Input input) {
     if constexpr (kHasScales<F>) {
-        const Chains<F, NUM> chains(strips, input);
+        const auto chains = chains_of<F, NUM>(strips, input);
         KCCL_UNROLL
         for (uint32_t k = 0; k < NUM; ++k) chains.add(sums, strips[k], k);
     } else {
@@ -180,12 +253,19 @@ struct FormatList {
 template <class S>
 constexpr uint32_t kUnitBytes = S::Formats::unit_bytes();
 
+KCCL_CONSTEXPR uint32_t stage_steps(uint32_t steps, uint32_t least_bytes, uint32_t tile_bytes) {
+    const uint32_t most = steps * least_bytes < tile_bytes ? 1 : steps * least_bytes / tile_bytes;
+    if (tile_bytes % least_bytes == 0) return most;
+    // Other sizes are powers of two apart. A power of two has whole strips.
+    uint32_t power = 1;
+    while (2 * power <= most) power *= 2;
+    return power;
+}
 // The steps of a stage whose product has format F. With smaller tiles they are more, so that stages
 // have about as many bytes.
 template <class S, class F>
-constexpr uint32_t kStageStepsOf = S::kStageSteps * S::Formats::least_bytes() < F::kTileBytes
-                                       ? 1
-                                       : S::kStageSteps * S::Formats::least_bytes() / F::kTileBytes;
+constexpr uint32_t kStageStepsOf =
+    stage_steps(S::kStageSteps, S::Formats::least_bytes(), F::kTileBytes);
 template <class S, class F>
 constexpr uint32_t kStageStripsOf = kStageStepsOf<S, F> / F::kStripTiles;
 

@@ -35,6 +35,11 @@
 //                                   first two are of one row, and so are the last two
 //   lane.scales<SCALE>(scales)      this thread's part of an array with a scale for each row, that
 //                                   of row r at index scale_at(r)
+//   lane.row_bytes<NUM>(bytes)      this thread's part of an array with NUM bytes for each row: 1,
+//                                   2, 4 or 8. Those of row r begin at NUM * scale_at(r). Its
+//                                   member skip(n) drops the first n of each row
+//   Mma<T>::scaled(scales, bytes, i)
+//                                   scales times byte i of their rows, less 128: for add_scaled()
 //   lane.zeros(zeros)               the same of an array of bytes: those of the rows of the first
 //                                   two and of the last two of each four
 //   Mma<T>::add_scaled(scaled, sums, scales)
@@ -82,6 +87,21 @@ struct Place {
 // Returns a scale in FP32.
 KCCL_DECODE float widened(float scale) { return scale; }
 KCCL_DECODE float widened(f16 scale) { return Element<f16>::widen(scale); }
+
+// Returns a byte less 128 in FP32: the bits of an integer in the mantissa of 2^23 make 2^23 plus
+// the integer.
+KCCL_DECODE float byte_less_128(uint32_t byte) {
+    return platform::bit_cast<float>(byte | 0x4b000000) - 8388736.0f;
+}
+
+template <uint32_t NUM>
+struct RowBytesWord {
+    using Type = uint32_t;
+};
+template <>
+struct RowBytesWord<8> {
+    using Type = uint64_t;
+};
 
 template <class T>
 constexpr bool kIsBfloat16 = false;

@@ -46,7 +46,7 @@ class ChunkMultiplier {
     static constexpr uint32_t kStrip = F::kStripTiles;
     static constexpr uint32_t kRunsOfStrip = kStrip > kRun ? kStrip / kRun : 1;
     static constexpr uint32_t kStripsOfRun = kStrip > kRun ? 1 : kRun / kStrip;
-    static constexpr uint32_t kChain = kChainTiles<F>;
+    static constexpr uint32_t kChain = ChainOf<F>::kTiles;
     static constexpr uint32_t kRunsOfChain = kChain > kRun ? kChain / kRun : 1;
     // How many multiplications a run has, and how many ahead of its own the part of a vector is
     // loaded. If that is left to the compiler and registers are short, it loads each part only when
@@ -92,6 +92,8 @@ class ChunkMultiplier {
             typename SumsOf<F>::Type sums[Plan::kEach] = {};
             // With scales: the sums of a chain.
             typename Unit::Sums parts[kHasScales<F> ? Plan::kEach : 1] = {};
+            // With minimums: the sums of the vectors.
+            [[maybe_unused]] typename Unit::Sums lowered[F::kHasMinimums ? Plan::kEach : 1] = {};
 #pragma unroll 1
             for (uint32_t left = kRunsOfPart; left > 0; --left) {
                 // Each tile is loaded when the tile of the run before has been multiplied.
@@ -111,7 +113,11 @@ class ChunkMultiplier {
                     KCCL_UNROLL
                     for (uint32_t k = 0; k < Plan::kEach; ++k) {
                         const uint32_t number = i * Plan::kEach + k;
-                        if constexpr (kHasScales<F>) {
+                        if constexpr (F::kHasMinimums) {
+                            const auto input = inputs(vectors, number);
+                            Unit::multiply(parts[k], tile, input);
+                            Unit::multiply(lowered[k], F::ones(), input);
+                        } else if constexpr (kHasScales<F>) {
                             Unit::multiply(parts[k], tile, inputs(vectors, number));
                         } else {
                             const auto input = ahead[number % kAhead];
@@ -121,7 +127,9 @@ class ChunkMultiplier {
                             Unit::multiply(sums[k], tile, input);
                         }
                     }
-                    if constexpr (kHasScales<F>) {
+                    if constexpr (F::kHasMinimums) {
+                        add_chains<F>(sums, parts, lowered, now, i);
+                    } else if constexpr (kHasScales<F>) {
                         const bool ends_chain =
                             kRunsOfChain > 1 ? i + 1 == kRun && (left - 1) % kRunsOfChain == 0
                                              : (i + 1) % kChain == 0;
@@ -144,6 +152,30 @@ class ChunkMultiplier {
             }
         }
         store(totals, tile, part);
+    }
+
+    // Adds the chains that end with tile i of a run, and clears them.
+    template <class FORMAT>
+    KCCL_DECODE static void add_chains(typename SumsOf<FORMAT>::Type (&sums)[Plan::kEach],
+                                       typename Unit::Sums (&parts)[Plan::kEach],
+                                       typename Unit::Sums (&lowered)[Plan::kEach],
+                                       const Run<>& now, uint32_t i) {
+        constexpr uint32_t kLowered = FORMAT::kLoweredTiles;
+        static_assert(kRun % kLowered == 0, "a run has whole chains");
+        const uint32_t of_strip = i % kStrip;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < Plan::kEach; ++k) {
+            if ((i + 1) % kChain == 0) {
+                Unit::add_scaled(sums[k], parts[k],
+                                 FORMAT::scale(now.scales_of(i), of_strip / kChain));
+                parts[k] = {};
+            }
+            if ((i + 1) % kLowered == 0) {
+                Unit::add_scaled(sums[k], lowered[k],
+                                 FORMAT::minimum(now.scales_of(i), of_strip / kLowered));
+                lowered[k] = {};
+            }
+        }
     }
 
     KCCL_DECODE void store(const float (&totals)[Plan::kEach][Unit::kTotals], uint32_t tile,
@@ -181,6 +213,7 @@ class ChunkMultiplier {
             const uint8_t* const last = first + tile_of_run(i + 1 - least_of(kStrip, kRun));
             to.scales[i / kStrip % kStripsOfRun] =
                 F::scales(lane_, last + (kStrip - before) * F::kTileBytes);
+            if constexpr (F::kHasMinimums && kRunsOfStrip > 1) F::skip(to.scales[0], before);
         }
     }
 

@@ -268,9 +268,10 @@ class Multiplier {
     KCCL_DECODE void multiply_part(const Loaded& loaded, uint32_t num) {
         constexpr uint32_t kNum = least_of(kStrips - FIRST, kMostStrips);
         // All products come before the first branch, so that none waits for another strip's.
-        const Chains<F, kNum> chains(loaded.strips + FIRST, [&](uint32_t i) {
+        const auto input = [&](uint32_t i) {
             return loaded.template input<0>(lanes_, FIRST * kEach + i);
-        });
+        };
+        const auto chains = chains_of<F, kNum>(loaded.strips + FIRST, input);
         for_strips<FIRST, kNum>(num, [&](uint32_t i) {
             chains.add(sums_[0], loaded.strips[i], i - FIRST);
             multiply_second<1>(loaded, i * kEach);

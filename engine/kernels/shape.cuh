@@ -19,7 +19,6 @@ namespace kccl::decode {
 
 KCCL_CONSTEXPR uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 KCCL_CONSTEXPR uint32_t most_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
-KCCL_CONSTEXPR uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // A contiguous part of some things: `num` of them, from number `first` on. cut() divides `total`
 // things into n such parts, and returns part i.

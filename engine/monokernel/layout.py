@@ -76,7 +76,8 @@ class Product:
 
         def nbytes(length: int) -> int:
             strips = _rounded_up(self._least_steps(warps), length) // length
-            return strips * (length * self.format.tile_bytes + self.format.scale_bytes)
+            scales = self.format.strip_scale_bytes(length)
+            return strips * (length * self.format.tile_bytes + scales)
 
         return min(lengths, key=nbytes)
 
@@ -85,8 +86,9 @@ class Product:
         parts equally long. The arguments are those of strip_tiles().
         """
         tiles = self.rows // TILE * self.lanes * self.steps(warps, most) * warps
-        strips = tiles // self.strip_tiles(warps, most)
-        return tiles * self.format.tile_bytes + strips * self.format.scale_bytes
+        strip = self.strip_tiles(warps, most)
+        scales = self.format.strip_scale_bytes(strip)
+        return tiles * self.format.tile_bytes + tiles // strip * scales
 
     def stage_steps(self, steps: int, least: int) -> int:
         """Returns the tiles that a stage of the product has for each warp (kStageStepsOf in
@@ -96,7 +98,9 @@ class Product:
             steps: Tuning.stage_steps.
             least: What least_tile_bytes() returns.
         """
-        return max(1, steps * least // self.format.tile_bytes)
+        most = max(1, steps * least // self.format.tile_bytes)
+        # Other sizes are powers of two apart. A power of two has whole strips.
+        return most if self.format.tile_bytes % least == 0 else 1 << most.bit_length() - 1
 
     def _least_steps(self, warps: int) -> int:
         """Returns the steps if strips did not matter."""
@@ -267,7 +271,7 @@ def stage_bytes(program: Program, warps: int, steps: int, strip_tiles: int = 1) 
 
     def of(each: Product) -> int:
         own, strip = each.format, each.strip_tiles(warps, strip_tiles)
-        each_tile = own.tile_bytes + own.scale_bytes // strip
+        each_tile = own.tile_bytes + own.strip_scale_bytes(strip) // strip
         return each.stage_steps(steps, least) * warps * each_tile
 
     return max(map(of, [*products_of(program, 1), head_of(program)]))

@@ -39,6 +39,8 @@ FP8 |= {"out": MULTIPLIED["e4m3_32"]}
 INT4 = {"qkv": "int4_128", "out": "int4_zeros_64", "gate_up": "q4_0", "down": "int4_128"}
 INT4 = {kind: MULTIPLIED[name] for kind, name in INT4.items()}
 LONG = replace(CHUNKED, warps=3, stage_steps=16, strip_tiles=8)
+NESTED = {"qkv": "nested6_32", "out": "nested4_64", "gate_up": "nested4_32", "down": "nested6_256"}
+NESTED = {kind: MULTIPLIED[name] for kind, name in NESTED.items()}
 MIXED = {"down": DTYPES["float16"], "head": DTYPES["float16"]}
 # (model, changes, formats, tuning, ranks)
 CASES = {
@@ -50,6 +52,8 @@ CASES = {
     # Three warps: strips of 8 tiles, some of zeros, in the MLP's output, and of 2 tiles with zero
     # points in that of attention.
     "4 bits": ("tiny-llama", BYTES | {"ffn": 1280}, INT4, LONG, (1, 2)),
+    # Strips of 2, 1, 2 and 8 tiles; and stages of 16 tiles of 4 bits, and 8 of 6.
+    "scales of two levels": ("tiny-llama", BYTES | {"ffn": 1536}, NESTED, LONG, (1, 2)),
     "two formats": ("tiny-llama", LLAMA, MIXED, replace(USUAL, warps=3, stage_steps=1), (1,)),
 }
 

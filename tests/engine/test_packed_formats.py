@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 import kccl
 from kccl.engine.formats.base import Format
 from kccl.engine.formats.groups import Groups
+from kccl.engine.formats.nested import Nested
 from kccl.engine.formats.table import MULTIPLIED
 from kccl.engine.monokernel.launching import KERNELS
 from kccl.engine.monokernel.sequence import type_of
@@ -15,7 +16,7 @@ from kccl.engine.monokernel.sequence import type_of
 ROWS, COLUMNS = 16, 256
 # Each format, and the tiles of a strip: as many as a group has, or half of them.
 FORMATS = {
-    each.name: (each, each.block // (32 if each.has_zeros else 16))
+    each.name: (each, min(8, each.block // (32 if each.has_zeros else 16)))
     for each in MULTIPLIED.values()
     if each.scale_bytes
 }
@@ -52,11 +53,11 @@ KCCL_DECODE void multiply_columns(float* out, float* fours, uint8_t* packed, Sta
         warp().sync();
         const Strip<F> strip =
             load_strip<F>(lane, packed + tile / F::kStripTiles * kStripBytes<F>);
-        typename Unit::Sums sums = {};
         typename Unit::Scaled scaled = {};
-        Unit::multiply(sums, F::operand(strip.tiles[tile % F::kStripTiles], strip.scales),
-                       lane.inputs(staged));
-        Unit::add_scaled(scaled, sums, strip.scales.factors);
+        // The strip's other tiles get zeros, which lie behind.
+        multiply_strips<F>(scaled, &strip, [&](uint32_t i) {
+            return lane.inputs(staged + (i == tile % F::kStripTiles ? 0 : kTileFloat4s));
+        });
         lane.totals(scaled, [&](uint32_t row, uint32_t vector, float sum) {
             if (vector == 0 && row < kTileRows) out[row * columns + column] = sum;
         });
@@ -98,6 +99,12 @@ def stored_rows(each: Format) -> NDArray[np.uint8]:
         groups[:, 0] %= 241
         groups[:2, 0] = 0, 240
         return groups.reshape(ROWS, -1)
+    if isinstance(each, Nested):
+        halves = random.standard_normal(2 * len(groups)).astype(np.float16)
+        groups[:, :4] = halves.view(np.uint8).reshape(len(groups), -1)
+        last = 4 + each.block // (32 if each.family == "nested4" else 16)
+        groups[:, last : last + each.block // 32] &= 127  # Minimums.
+        return groups.reshape(ROWS, -1)
     scales = random.uniform(1e-3, 1, len(groups)) * random.choice([-1, 1], len(groups))
     kind = np.float32 if isinstance(each, Groups) else np.float16
     stored = scales.astype(kind).view(np.uint8).reshape(len(groups), -1)
@@ -115,7 +122,7 @@ def test_a_packed_number_is_the_stored_one(warp_size):
         module = kccl.compile(
             source(), ["multiply"], target="sim", warp_size=warp_size, include_dirs=[KERNELS]
         )
-        packed, staged = np.zeros(1 << 14, np.uint8), np.zeros(64, np.uint8)
+        packed, staged = np.zeros(1 << 14, np.uint8), np.zeros(128, np.uint8)
         for i, (each, _) in enumerate(FORMATS.values()):
             rows = stored_rows(each)
             out, fours = np.zeros((2, ROWS, COLUMNS), np.float32)

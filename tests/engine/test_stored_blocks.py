@@ -221,10 +221,10 @@ def test_other_blocks_become_16_bits_and_a_notice_says_so(tmp_path, name):
 
 @pytest.mark.long
 def test_the_monokernel_turns_others_into_a_dtype():
-    checkpoint = stored_in("q5_0", vocab_size=64, num_layers=1, hidden=32)
+    checkpoint = stored_in("nvfp4_32", vocab_size=64, num_layers=1, hidden=32)
     with Engine(checkpoint, "sim", blocks=1, context=16) as engine:
         assert {each.name for each in engine.formats.values()} == {"bfloat16"}
-        assert engine.notices == ("weights are rounded from Q5_0 to bfloat16",)
+        assert engine.notices == ("weights are rounded from NVFP4 to bfloat16",)
 
 
 def test_a_lane_without_whole_blocks_is_rounded(tmp_path):

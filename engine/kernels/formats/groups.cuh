@@ -41,6 +41,7 @@ struct Groups {
     using Scales = ScalesAndZeros<typename Unit::template Scales<SCALE>, HAS_ZEROS>;
     using Lane = typename Unit::Lane;
     static_assert(COLUMNS % (STRIP * kTileColumns) == 0, "a strip lies in a group");
+    static constexpr bool kHasMinimums = false;
     static constexpr uint32_t kBits = NUMBERS::kBits, kStripTiles = STRIP;
     static constexpr uint32_t kTileBytes = kTileRows * kTileColumns * kBits / 8;
     static constexpr uint32_t kFactorBytes = kTileRows * sizeof(SCALE);

@@ -9,6 +9,9 @@ namespace kccl::decode {
 // a time.
 KCCL_CONSTEXPR uint32_t bit_of_nibble(uint32_t i) { return i / 2 * 4 + i % 2 * 16; }
 
+// Where the upper two bits of number i of eight of 6 bits lie in their 16 bits.
+KCCL_CONSTEXPR uint32_t bit_of_upper(uint32_t i) { return i / 2 * 2 + i % 2 * 8; }
+
 // What integers of all sizes share, for groups.cuh.
 struct Integers {
     static constexpr float kScaleFactor = 1;
@@ -23,6 +26,9 @@ struct Integers {
 //                 four integers of 8 bits
 // halves_of_nibbles(eight, i, zeros)
 //                 numbers 4 i to 4 i + 3 of eight integers of 4 bits
+// halves_of_sixes<ZERO>(eight, upper, i)
+//                 numbers 4 i to 4 i + 3 of eight integers of 6 bits, with one zero point. upper:
+//                 their upper bits, in the lower half of the word
 //
 // Each returns four numbers of 16 bits. zeros: two bytes, the zero points of the first and of the
 // last two; those of numbers of 4 bits are less than 64.

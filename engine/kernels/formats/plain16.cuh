@@ -11,6 +11,7 @@ struct Plain16 {
     using Operand = T;
     using Stored = typename Mma<T>::Weights;
     using Lane = typename Mma<T>::Lane;
+    static constexpr bool kHasMinimums = false;
     static constexpr uint32_t kTileBytes = decode::kTileBytes, kStripTiles = 1, kScaleBytes = 0;
 
     KCCL_DECODE static Stored load(const Lane& lane, const uint8_t* tile) {

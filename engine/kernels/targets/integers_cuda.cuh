@@ -41,4 +41,20 @@ KCCL_DECODE uint64_t halves_of_nibbles(uint32_t eight, uint32_t i, uint32_t zero
     return uint64_t{last} << 32 | first;
 }
 
+// As for nibbles. Bits 2 k and 2 k + 1 of each half of `uppers` belong to pair k.
+template <uint32_t ZERO>
+KCCL_DECODE uint64_t halves_of_sixes(uint32_t eight, uint32_t upper, uint32_t i) {
+    constexpr uint32_t kTwo = 0x00010001, k1024 = 0x6400, kMinus64 = 0xd400, k16th = 0x2c00;
+    static_assert(ZERO < 64, "FP16's numbers from 64 to 128 are 1/16 apart");
+    const uint32_t four = eight >> 8 * i, uppers = __byte_perm(upper, 0, 0x4140) << 6 >> 4 * i;
+    uint32_t first, last;
+    const uint32_t low = (four & 0xf * kTwo) | (uppers >> 2 & 0x30 * kTwo) | k1024 * kTwo;
+    const uint32_t high = (four & 0xf0 * kTwo) | (uppers & 0x300 * kTwo) | k1024 * kTwo;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(first) : "r"(low), "r"((ZERO + k1024) * kTwo));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;"
+        : "=r"(last)
+        : "r"(high), "r"(k16th * kTwo), "r"((ZERO * 16 + kMinus64) * kTwo));
+    return uint64_t{last} << 32 | first;
+}
+
 }  // namespace kccl::decode

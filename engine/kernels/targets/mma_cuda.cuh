@@ -23,7 +23,16 @@ struct Mma {
     };
     template <uint32_t BITS>
     struct Packed {
-        uint32_t word[BITS / 4];
+        uint32_t word[BITS < 4 ? 1 : BITS / 4];
+    };
+    // The bytes of a thread's two rows.
+    template <uint32_t NUM>
+    struct RowBytes {
+        KCCL_DECODE void skip(uint32_t num) {
+            KCCL_UNROLL
+            for (auto& bytes : row) bytes >>= 8 * num;
+        }
+        typename RowBytesWord<NUM>::Type row[2];
     };
     // The scales of a thread's two rows. Scales of one byte stay as they are until they are used:
     // a thread holds those of up to two stages, and so needs half as many registers for them.
@@ -82,7 +91,29 @@ struct Mma {
 
         template <uint32_t BITS>
         KCCL_DECODE Packed<BITS> packed(const uint8_t* tile) const {
-            return load_both<Packed<BITS>>(tile, thread_);
+            if constexpr (BITS < 4) {
+                return {{load_both<uint16_t>(tile, thread_)}};
+            } else {
+                return load_both<Packed<BITS>>(tile, thread_);
+            }
+        }
+
+        template <uint32_t NUM>
+        KCCL_DECODE RowBytes<NUM> row_bytes(const uint8_t* bytes) const {
+            if constexpr (NUM == 8) {
+                const mem::Line line =
+                    mem::load_plain(reinterpret_cast<const mem::Line*>(bytes) + thread_ / 4);
+                return {{line.word[0], line.word[1]}};
+            } else if constexpr (NUM == 4) {
+                const auto both = load_both<uint64_t>(bytes, thread_ / 4);
+                return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+            } else if constexpr (NUM == 2) {
+                const auto both = load_both<uint32_t>(bytes, thread_ / 4);
+                return {{both, both >> 16}};
+            } else {
+                const uint32_t both = load_both<uint16_t>(bytes, thread_ / 4);
+                return {{both, both >> 8}};
+            }
         }
 
         template <class SCALE>
@@ -165,6 +196,18 @@ struct Mma {
     KCCL_DECODE static Weights words_of(const uint64_t (&fours)[2]) {
         return {{static_cast<uint32_t>(fours[0]), static_cast<uint32_t>(fours[0] >> 32),
                  static_cast<uint32_t>(fours[1]), static_cast<uint32_t>(fours[1] >> 32)}};
+    }
+
+    template <uint32_t NUM>
+    KCCL_DECODE static Scales<float> scaled(const Scales<f16>& scales, const RowBytes<NUM>& bytes,
+                                            uint32_t i) {
+        Scales<float> products;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < 2; ++k) {
+            const auto byte = static_cast<uint32_t>(bytes.row[k] >> 8 * i) & 0xff;
+            products.value[k] = scales[k] * byte_less_128(byte);
+        }
+        return products;
     }
 
     template <class SCALES>

@@ -27,6 +27,11 @@ struct Mma {
     struct Scales {
         float value;
     };
+    template <uint32_t NUM>
+    struct RowBytes {
+        KCCL_DECODE void skip(uint32_t num) { row >>= 8 * num; }
+        typename RowBytesWord<NUM>::Type row;
+    };
     struct Scaled {
         float value[kVectors];
     };
@@ -73,6 +78,17 @@ struct Mma {
         KCCL_DECODE Scales<SCALE> scales(const uint8_t* scales) const {
             if (row_ == kTileRows) return {0};
             return {widened(mem::load_plain(reinterpret_cast<const SCALE*>(scales) + row_))};
+        }
+
+        template <uint32_t NUM>
+        KCCL_DECODE RowBytes<NUM> row_bytes(const uint8_t* bytes) const {
+            RowBytes<NUM> found = {};
+            for (uint32_t i = 0; i < NUM && row_ < kTileRows; ++i) {
+                const typename RowBytesWord<NUM>::Type byte =
+                    mem::load_plain(bytes + row_ * NUM + i);
+                found.row |= byte << 8 * i;
+            }
+            return found;
         }
 
         KCCL_DECODE uint32_t zeros(const uint8_t* zeros) const {
@@ -129,6 +145,12 @@ struct Mma {
         Weights weights;
         for (uint32_t i = 0; i < kTileFloat4s; ++i) weights.index4[i] = fours[i];
         return weights;
+    }
+
+    template <uint32_t NUM>
+    KCCL_DECODE static Scales<float> scaled(const Scales<f16>& scales, const RowBytes<NUM>& bytes,
+                                            uint32_t i) {
+        return {scales.value * byte_less_128(static_cast<uint32_t>(bytes.row >> 8 * i) & 0xff)};
     }
 
     template <class SCALES>
