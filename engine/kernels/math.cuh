@@ -36,6 +36,8 @@ KCCL_DECODE float rounded(float x) {
 //                        both at once may do so in one kernel and not in another
 // times_plus(a, b, c)    a * b + c, rounded once on NVIDIA's GPUs and twice elsewhere, the same in
 //                        all kernels
+// most_of_warp(word)     the largest of the words that the threads of a warp pass. Called by all of
+//                        them
 //
 // Each of the first three is within 2 units of the last place, if neither x nor the result is
 // subnormal: targets may take a subnormal number for 0. NaN gives NaN.

@@ -34,4 +34,6 @@ KCCL_DECODE float times_plus(float a, float b, float c) {
     return result;
 }
 
+KCCL_DECODE uint32_t most_of_warp(uint32_t word) { return __reduce_max_sync(0xffffffffu, word); }
+
 }  // namespace kccl::decode

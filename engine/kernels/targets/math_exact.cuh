@@ -27,4 +27,13 @@ KCCL_DECODE float exponential2(float x) {
     return sum * power_of_two(n);
 }
 
+KCCL_DECODE uint32_t most_of_warp(uint32_t word) {
+    const uint32_t thread = platform::thread_in_block() % platform::kWarpSize;
+    for (uint32_t step = 1; step < platform::kWarpSize; step *= 2) {
+        const uint32_t other = platform::shuffle_word(word, thread ^ step);
+        if (other > word) word = other;
+    }
+    return word;
+}
+
 }  // namespace kccl::decode
