@@ -32,13 +32,27 @@ class InPlaceMultiplier {
     // tile][lane][row].
     KCCL_DECODE void run() {
         warp().sync();
+        Strip<F> ahead[kStrips];
+        await_and_load(ahead);
 #pragma unroll 1
         for (uint32_t left = steps_.num;; left -= kAtOnce) {
-            consumer_.weights().template await<F>(warp_);
-            multiply_stage(left);
-            consumer_.stamp_stage();
-            consumer_.weights().has_copied();
-            if (left <= kAtOnce) return;
+            KCCL_UNROLL
+            for (uint32_t first = 0; first < kAtOnce; first += kPart) {
+                Strip<F> strips[kStrips];
+                KCCL_UNROLL
+                for (uint32_t i = 0; i < kStrips; ++i) strips[i] = ahead[i];
+                const bool is_last = left <= first + kPart;
+                if (first + kPart < kAtOnce && !is_last) {
+                    load(ahead, first + kPart);
+                } else {
+                    // All of the stage is in registers.
+                    consumer_.stamp_stage();
+                    consumer_.weights().has_copied();
+                    if (!is_last) await_and_load(ahead);
+                }
+                multiply(strips);
+                if (is_last) return;
+            }
         }
     }
 
@@ -56,33 +70,28 @@ class InPlaceMultiplier {
     static constexpr uint32_t kPart = part_of(Products<S>{}), kStrips = kPart / F::kStripTiles;
     static_assert(kPart % F::kStripTiles == 0, "whole strips");
 
-    // left: the steps that are left of the product. Those behind its last one lie in the stage, and
-    // are loaded, but not used.
-    KCCL_DECODE void multiply_stage(uint32_t left) {
-        const auto& lane = lanes_.template of<0>();
-        Strip<F> ahead[kStrips];
-        const auto load = [&](uint32_t first) {
-            KCCL_UNROLL
-            for (uint32_t i = 0; i < kStrips; ++i) {
-                ahead[i] = consumer_.weights().template strip<F>(lane, first / F::kStripTiles + i);
-            }
-        };
-        load(0);
+    // Loads a part of the stage, from step `first` on.
+    KCCL_DECODE void load(Strip<F> (&ahead)[kStrips], uint32_t first) {
         KCCL_UNROLL
-        for (uint32_t first = 0; first < kAtOnce; first += kPart) {
-            if (first >= left) break;
-            Strip<F> strips[kStrips];
-            KCCL_UNROLL
-            for (uint32_t i = 0; i < kStrips; ++i) strips[i] = ahead[i];
-            if (first + kPart < kAtOnce) load(first + kPart);
-            const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
-            multiply_strips<F, kStrips>(
-                sums_, strips, [&](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); });
-            at_ += kPart;
-            if (at_ == steps_.of_lanes) at_ = 0;
-            left_ -= kPart;
-            if (left_ == 0) store();
+        for (uint32_t i = 0; i < kStrips; ++i) {
+            ahead[i] = consumer_.weights().template strip<F>(lanes_.template of<0>(),
+                                                             first / F::kStripTiles + i);
         }
+    }
+    KCCL_DECODE void await_and_load(Strip<F> (&ahead)[kStrips]) {
+        consumer_.weights().template await<F>(warp_);
+        load(ahead, 0);
+    }
+
+    KCCL_DECODE void multiply(const Strip<F> (&strips)[kStrips]) {
+        const auto& lane = lanes_.template of<0>();
+        const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
+        multiply_strips<F, kStrips>(
+            sums_, strips, [&](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); });
+        at_ += kPart;
+        if (at_ == steps_.of_lanes) at_ = 0;
+        left_ -= kPart;
+        if (left_ == 0) store();
     }
 
     // Stores the sums of a row tile and lane, and begins the next one.
