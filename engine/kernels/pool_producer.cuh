@@ -6,7 +6,8 @@
 
 namespace kccl::decode {
 
-// All threads of the producer warp make an object and call each function together.
+// All threads of the producer warp make an object and call each function together. Each thread
+// looks at the barriers of one slot, so a look at all of them takes two instructions.
 template <class Ring>
 class PoolProducer {
   public:
@@ -14,19 +15,22 @@ class PoolProducer {
 
     KCCL_DECODE PoolOrder<Ring::kStages>& order() { return order_; }
 
-    // Tells whether the next stage's slot is free, and fewer than `in_flight` copies are in flight,
-    // and fewer than there are slots: slots_ lists no more.
+    // Tells whether the next stage's slot is free, and fewer than `in_flight` copies are in flight.
+    // Looks at the barriers only if it was not so at the last look.
     KCCL_DECODE bool may_begin(uint32_t in_flight) {
-        return num_in_flight() < least_of(in_flight, Ring::kStages) &&
-               is_free(order_.slot(), order_.parity() ^ 1u);
+        if (is_ready(in_flight)) return true;
+        look();
+        return is_ready(in_flight);
     }
 
     // Returns the number of copies that are in flight at this moment.
     KCCL_DECODE uint32_t num_in_flight() {
-        while (flying_ > 0 && has_landed()) {
-        }
-        return flying_;
+        look();
+        return num_flying_;
     }
+
+    // Tells whether a slot was free at the last look: never filled, or used since it was filled.
+    KCCL_DECODE bool was_free(uint32_t slot) const { return (free_ >> slot & 1u) != 0; }
 
     // Begins to copy a stage of `num_bytes` bytes. Its pieces follow: copy(), for all bytes.
     KCCL_DECODE void begin(uint32_t num_bytes) {
@@ -40,42 +44,49 @@ class PoolProducer {
         num_bytes_ += num_bytes;
     }
     KCCL_DECODE void end() {
-        slots_ |= uint64_t{order_.slot()} << 4 * flying_++;
+        free_ &= ~(1u << order_.slot());
+        flying_ |= 1u << order_.slot();
+        ++num_flying_;
         order_.advance();
-    }
-
-    // Tells whether the last copy into a slot has been used. parity: that of the phase which that
-    // copy has ended.
-    KCCL_DECODE bool is_free(uint32_t slot, uint32_t parity) const {
-        return !platform::warp_any(!mem::has_completed_now(&ring_.empty[slot], parity));
     }
 
     // Waits until no copy is in flight: Producer::drain() in ring.cuh.
     KCCL_DECODE void drain() {
-        while (flying_ > 0) {
-            if (!has_landed()) mem::poll_pause();
-        }
+        while (num_in_flight() > 0) mem::poll_pause();
     }
 
   private:
-    static_assert(Ring::kStages <= 16, "slots_ has 4 bits for each slot, and room for 16");
+    static_assert(Ring::kStages <= platform::kWarpSize, "a thread for each slot");
+    static_assert(Ring::kStages < 32, "a bit for each slot");
 
-    KCCL_DECODE bool has_landed() {
-        const auto slot = static_cast<uint32_t>(slots_ & 15u);
-        if (platform::warp_any(
-                !mem::has_completed_now(&ring_.full[slot], order_.last_parity(slot)))) {
-            return false;
-        }
-        slots_ >>= 4;
-        --flying_;
-        return true;
+    KCCL_DECODE bool is_ready(uint32_t in_flight) const {
+        return was_free(order_.slot()) && num_flying_ < in_flight;
+    }
+
+    // Finds out which slots are free, and which copies are in flight.
+    KCCL_DECODE void look() {
+        const uint32_t slot = least_of(warp().index(), Ring::kStages - 1);
+        const uint32_t parity = order_.last_parity(slot);
+        constexpr uint32_t kAll = (1u << Ring::kStages) - 1;
+        free_ = static_cast<uint32_t>(
+                    platform::warp_ballot(mem::has_completed_now(&ring_.empty[slot], parity))) &
+                kAll;
+        // What one thread has seen comes before the copies that another one begins.
+        warp().sync();
+        if (flying_ == 0) return;
+        flying_ &= ~static_cast<uint32_t>(
+            platform::warp_ballot(mem::has_completed_now(&ring_.full[slot], parity)));
+        num_flying_ = 0;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < Ring::kStages; ++i) num_flying_ += flying_ >> i & 1u;
     }
 
     Ring& ring_;
     PoolOrder<Ring::kStages> order_;
-    uint64_t slots_ = 0;      // those of the copies in flight, the oldest in the lowest 4 bits
-    uint32_t flying_ = 0;     // copies in flight
-    uint32_t num_bytes_ = 0;  // of the stage that is copied now
+    uint32_t free_ = 0;        // bit i: slot i was free at the last look
+    uint32_t flying_ = 0;      // bit i: at the last look, a copy into slot i was in flight
+    uint32_t num_flying_ = 0;  // bits of flying_
+    uint32_t num_bytes_ = 0;   // of the stage that is copied now
 };
 
 }  // namespace kccl::decode

@@ -199,11 +199,10 @@ class MixtureStream {
         }
         constexpr bool kHasNone = (S::kAblated & kKcclDecodeNoWeights) != 0;
         is_first_piece_ = true;
+        // This stage may take the very slot that the last look has found free.
+        notice_urgency();
         // The slot of the product's second stage tells when copies become urgent.
-        if (++num_asked_ == 2) {
-            second_ = producer_.order().slot();
-            second_parity_ = producer_.order().parity();
-        }
+        if (++num_asked_ == 2) second_ = producer_.order().slot();
         producer_.begin(kHasNone ? 16 : num_bytes);
         if constexpr (S::kTraces) {
             trace_.see(producer_.num_in_flight());
@@ -221,11 +220,14 @@ class MixtureStream {
         is_first_piece_ = false;
     }
 
-    // Returns how many copies may be in flight. A copy is urgent when the warps have freed two
-    // stages of its product: stream.cuh says why.
+    // Returns how many copies may be in flight.
     KCCL_DECODE uint32_t bound() {
-        is_urgent_ = is_urgent_ || (num_asked_ > 1 && producer_.is_free(second_, second_parity_));
+        notice_urgency();
         return is_urgent_ ? S::kUrgentInFlight : S::kInFlight;
+    }
+    // A copy is urgent when the warps have freed two stages of its product: stream.cuh says why.
+    KCCL_DECODE void notice_urgency() {
+        is_urgent_ = is_urgent_ || (num_asked_ > 1 && producer_.was_free(second_));
     }
     KCCL_DECODE bool is_asked_for() const {
         return S::kOverlaps ||
@@ -247,7 +249,7 @@ class MixtureStream {
     const uint8_t* const weights_;
     const uint8_t* from_ = nullptr;  // the next stage outside the experts
     uint32_t num_asked_ = 0;         // the stages of this product that have been copied
-    uint32_t second_ = 0, second_parity_ = 0;
+    uint32_t second_ = 0;
     uint32_t asked_parity_ = 0, chosen_parity_ = 0;
     uint32_t chosen_ = 0;  // await_choice()
     uint32_t parked_ = 0;  // the stages of the layer that are parked

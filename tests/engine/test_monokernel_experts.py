@@ -221,6 +221,11 @@ BUGS = {
         "whose end the consumers await.\n        warp().sync();\n",
         "whose end the consumers await.\n",
     ),
+    "a copy begins before the last use of its slot is ordered": (
+        "pool_producer.cuh",
+        "        warp().sync();\n",
+        "",
+    ),
     "logits are taken of another layer": (
         "routing.cuh",
         "Slots<S>::routed(layer)",
