@@ -35,6 +35,9 @@ _MOST_WITH_SCALES, _REGISTER_OF_WARP = 36 * 128, 128
 # warps' and not the memory's. The number is fitted to Laneformer 2B on one H200 (bench/LOG.md):
 # with 26 to 36 it has 6 warps in FP8 and more in 4 bits.
 _SAME_TILE = 35
+# In a mixture of experts they are as good if their bytes differ by less than this share: more warps
+# hide more of each other's waits (bench/LOG.md).
+_SAME_IN_MIXTURE = 1 / 8
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
 # Stages that are multiplied where they lie need not divide a product's steps, if parts of so many
@@ -42,8 +45,8 @@ _STRIP_TILES = 8
 _PART = 8
 _MOST_STAGES = 16
 # The stages that are copied before a router's choice is known (kernels/pool_order.cuh). They are
-# few, because the experts' stages have only the other slots. Not measured.
-_PARKED = 3
+# few, because the experts' stages have only the other slots (bench/LOG.md).
+_PARKED = 1
 # The most different delays with which residuals begin a token step. Two delays differ by a sixth of
 # a layer, or by half a layer if the rank has two residuals. No difference is longer than the
 # weights that are loaded ahead last.
@@ -180,6 +183,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
         # Fewer warps have longer strips with fewer scales, which is not worth a slower product.
         share = (_SAME_TILE / tile_bytes) ** 2 if has_scales(program) else 0
+        if program.config.experts is not None:
+            share = max(share, _SAME_IN_MIXTURE)
         unit = max(1, int(least * share))
         return is_small, (padded(warps) - least) // unit
 
