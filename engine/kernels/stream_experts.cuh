@@ -146,6 +146,8 @@ class MixtureStream {
     template <class M>
     KCCL_DECODE bool copy_experts(const Turn<S>& turn, uint64_t in_layer) {
         begin_product();
+        // Warps wait for these weights as soon as they are known.
+        is_urgent_ = true;
         const uint32_t block = Dims::block_in_group_of(platform::block_in_grid());
         const Cut tiles = M::tiles_of(block);
         const uint8_t* const from = weights_ + (Dims::stream_of(S::kBlocks) +
