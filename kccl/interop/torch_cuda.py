@@ -35,27 +35,32 @@ def new_stream(device: torch.device) -> "torch.cuda.Stream":
 
 def current_stream(device_index: int) -> "torch.cuda.Stream":
     """Returns the current stream of a GPU: the same object for the same stream."""
-    return _only(torch._C._cuda_getCurrentStream(device_index))
+    key = torch._C._cuda_getCurrentStream(device_index)
+    return _streams.get(key) or _only(key)
 
 
 def is_capturing(now: "torch.cuda.Stream") -> bool:
-    """Tells whether the current stream, which is given, is captured into a CUDA graph."""
+    """Tells whether `now`, which must be the current stream, is captured into a CUDA graph."""
     # The legacy default stream cannot be captured, and CUDA refuses to be asked about this stream
     # while another one is being captured.
     return now.cuda_stream != 0 and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 class On:
-    """A context in which a stream is the current one of its GPU, as torch.cuda.stream() makes."""
+    """A context in which a stream is the current one of its GPU, as torch.cuda.stream() makes.
+    `now` is the stream that is the current one of this GPU; asked for if not given.
+    """
 
     __slots__ = ("_before", "_device_index", "_stream")
 
-    def __init__(self, stream: "torch.cuda.Stream") -> None:
+    def __init__(
+        self, stream: "torch.cuda.Stream", now: "torch.cuda.Stream | None" = None
+    ) -> None:
         self._stream = stream
+        self._before = now or current_stream(stream.device_index)
 
     def __enter__(self) -> None:
         self._device_index = torch._C._cuda_getDevice()
-        self._before = current_stream(self._stream.device_index)
         _set(self._stream)
 
     def __exit__(
@@ -82,6 +87,7 @@ def check(device_index: int) -> None:
         now = current_stream(device_index)
         with On(now):
             is_capturing(now)
+        wait_for(now, now, False)
         # On the default stream of the current GPU these are not called.
         for name in ("_cuda_isCurrentStreamCapturing", "_cuda_setDevice"):
             getattr(torch._C, name)
@@ -100,8 +106,9 @@ def _set(stream: "torch.cuda.Stream") -> None:
     )
 
 
-# A GPU's number -> events that nobody waits for any more.
-_free: "dict[int, list[torch.cuda.Event]]" = {}
+# A GPU's number -> events that nobody waits for any more. They are of the base class in C, whose
+# methods run no Python.
+_free: "dict[int, list[torch._C._CudaEventBase]]" = {}
 
 
 class Mark:
@@ -119,9 +126,9 @@ class Mark:
         self._pool = pool
         # Another thread may take the last one after the question.
         try:
-            self.event = pool.pop() if pool else torch.cuda.Event()
+            self.event = pool.pop() if pool else torch._C._CudaEventBase()
         except IndexError:
-            self.event = torch.cuda.Event()
+            self.event = torch._C._CudaEventBase()
         self.event.record(stream)
 
     def __del__(self) -> None:
@@ -133,4 +140,4 @@ def wait_for(waits: "torch.cuda.Stream", stream: "torch.cuda.Stream", is_capture
     """Makes a stream wait for what is on another one of the same GPU, as wait_stream() does."""
     # The mark is kept meanwhile: else another thread may record its event again.
     mark = Mark(stream, is_captured)
-    waits.wait_event(mark.event)
+    mark.event.wait(waits)

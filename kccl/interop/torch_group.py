@@ -77,6 +77,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._config: list[str] | None = None
         # The calls of the communicator for host tensors.
         self._queue = Queue()
+        # Type of device -> its communicator, once communicator() has found that this group has it.
+        self._ready: dict[str, Communicator] = {}
         self._comms = Communicators(store, rank, world_size, timeout.total_seconds())
 
     # ---- Methods that PyTorch calls by these names -------------------------------------------
@@ -206,7 +208,9 @@ class ProcessGroup(dist.ProcessGroup):
                 f'{device}: use init_process_group("kccl") for tensors on the host and on GPUs, '
                 "or name a backend for each device, that of kccl last"
             )
-        return self._comms.of.get(device.type) or self._comms.open(device)
+        comm = self._comms.of.get(device.type) or self._comms.open(device)
+        self._ready[device.type] = comm
+        return comm
 
     @untraced
     def barrier(self, opts: Any = None) -> Any:
@@ -235,14 +239,7 @@ class ProcessGroup(dist.ProcessGroup):
         def call(comm: Communicator) -> None:
             comm.barrier(stream=torch.cuda.current_stream(device))
 
-        waits = not is_async(opts)
-        return self._made(
-            comm,
-            [],
-            lambda: enqueue(comm, device, call, is_async=not waits),
-            waits=waits,
-            blocks_host=True,
-        )
+        return self._on_gpu(comm, device, call, [], [], opts, blocks_host=True)
 
     def run(
         self,
@@ -260,19 +257,11 @@ class ProcessGroup(dist.ProcessGroup):
             call: Makes the call on the communicator that it is given.
         """
         device = (inputs or results)[0].device
-        comm = self._comms.of.get(device.type)
-        if comm is None or not self._has(device.type):
-            comm = self.communicator(device)
-        if device.type == "cpu":
+        kind = device.type
+        comm = self._ready.get(kind) or self.communicator(device)
+        if kind == "cpu":
             return self._on_host(comm, results, opts, call)
-        waits = not is_async(opts)
-        return self._made(
-            comm,
-            results,
-            lambda: enqueue(comm, device, call, is_async=not waits),
-            inputs,
-            waits=waits,
-        )
+        return self._on_gpu(comm, device, call, inputs, results, opts)
 
     def _on_host(
         self,
@@ -282,41 +271,42 @@ class ProcessGroup(dist.ProcessGroup):
         call: Callable[[Communicator], Any],
     ) -> AnyWork:
         """Makes a call on the host, or puts it into the queue if it is asynchronous."""
-        if not is_async(opts):
-            return self._made(
-                comm, results, lambda: self._queue.make(lambda: call(comm)), waits=True
-            )
         self._sequence += 1
-        work = self._queue.add(lambda: call(comm), results, self._sequence)
+        work: AnyWork
+        if is_async(opts):
+            work = self._queue.add(lambda: call(comm), results, self._sequence)
+        else:
+            try:
+                self._queue.make(lambda: call(comm))
+            except Error as error:
+                raise of_torch(error) from error
+            work = Work(comm, results, sequence=self._sequence)
         if self._coalesced is not None:
             self._coalesced_works.append(work)
         return work
 
-    def _made(
+    def _on_gpu(
         self,
         comm: Communicator,
+        device: torch.device,
+        call: Callable[[Communicator], Any],
+        inputs: Sequence[torch.Tensor],
         results: list[torch.Tensor],
-        make: Callable[[], Place | None],
-        inputs: Sequence[torch.Tensor] = (),
+        opts: Any,
         *,
-        waits: bool,
         blocks_host: bool = False,
     ) -> Work:
-        """Makes a call. Raises its Timeout or PeerLost, or lets wait() raise it if asynchronous.
-
-        `make` makes it, and returns where it is on a GPU. `waits`: the call is not asynchronous.
-        """
+        """Enqueues a call. If it is asynchronous, wait() raises its Timeout or PeerLost."""
         self._sequence += 1
         place: Place | None = None
         failure: Error | None = None
+        in_background = is_async(opts)
         try:
-            place = make()
-        except WaitFailed as error:
-            failure = of_torch(error)
-            if waits:
-                raise failure from error
+            place = enqueue(comm, device, call, is_async=in_background)
         except Error as error:
-            raise of_torch(error) from error
+            failure = of_torch(error)
+            if not (in_background and isinstance(error, WaitFailed)):
+                raise failure from error
         work = Work(
             comm,
             results,
@@ -395,4 +385,12 @@ _METHODS: dict[str, Callable[..., Any]] = {
 for _collective in torch_collectives.NAMES:
     _METHODS |= torch_collectives.load(_collective).GROUP_METHODS
 for _name, _method in _METHODS.items():
-    setattr(ProcessGroup, _name, routed(_name, _method))
+    setattr(ProcessGroup, _name, untraced(_method))
+
+
+class MixedGroup(ProcessGroup):
+    """A group that passes calls with tensors on another backend's devices to it."""
+
+
+for _name, _method in _METHODS.items():
+    setattr(MixedGroup, _name, routed(_name, _method))

@@ -52,6 +52,9 @@ class Reduction(NamedTuple):
         call(memory(x, names[0]), None if own is None else memory(own, names[1]))
 
 
+_REDUCTIONS = [(known, Reduction(name)) for known, name in _OPS]
+
+
 def reduction_of(opts: Any) -> Reduction:
     """Returns the reduction for the ReduceOp in PyTorch's options; SUM if `opts` is None.
 
@@ -60,9 +63,9 @@ def reduction_of(opts: Any) -> Reduction:
         InvalidArgument: The factor of PREMUL_SUM is no integer and no float.
     """
     given = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-    for known, name in _OPS:
+    for known, reduction in _REDUCTIONS:
         if given == known:
-            return Reduction(name)
+            return reduction
     if given == dist.ReduceOp.PREMUL_SUM:
         factor = premul_factor(given)
         number = factor.item() if isinstance(factor, torch.Tensor) else factor

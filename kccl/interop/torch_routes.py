@@ -29,6 +29,7 @@ def routed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `method`, wrapped to pass calls with tensors on another backend's devices to it."""
 
     def call(self: "ProcessGroup", *args: Any, **kwargs: Any) -> Any:
+        # A part of a mixed group may have KCCL only.
         if self._others is not None:
             device = _device_of((*args, *kwargs.values()))
             if device is not None and not self._has(device.type):

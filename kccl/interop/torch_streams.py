@@ -141,7 +141,7 @@ def enqueue(
         needs_mark = is_async or (calls.leave_marks and not is_capturing)
         return Place(now, now, _marked(last, is_capturing) if needs_mark else None)
     try:
-        with torch_cuda.On(own):
+        with torch_cuda.On(own, now):
             last = _order(calls, own, is_capturing, behind=now)
             call(comm)
         return Place(own, now, _marked(last, is_capturing))
@@ -219,7 +219,7 @@ def _order(
     last = calls.lasts.get(is_capturing)
     if last is not None and last.stream is not now and last.stream is not behind:
         if last.mark is not None:
-            now.wait_event(last.mark.event)
+            last.mark.event.wait(now)
         # A stream that is being captured cannot wait for one that is not, nor the other way round:
         # the graph runs later, on the stream of its replay. Nor for one in another capture.
         elif _is_captured(last.stream) == is_capturing and (

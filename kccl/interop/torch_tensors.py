@@ -44,10 +44,11 @@ def array(x: torch.Tensor, name: str) -> Any:
         )
     if x.layout is not torch.strided:
         raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
-    dlpack.check_plain(x, name)
+    if x.is_neg() or x.is_conj():
+        dlpack.check_plain(x, name)
     if x.requires_grad:
         x = x.detach()
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         return x
     if kind is dtypes.bfloat16 or kind.name.startswith("float8"):
         return x.view(_CARRIERS[kind.itemsize]).numpy().view(dtypes.to_numpy(kind))

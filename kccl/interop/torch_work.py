@@ -108,7 +108,7 @@ class Work(Handle):
         self._error = error
         self._kept: list[torch.Tensor] = []
         if place is not None and place.stream is not place.caller:
-            self._kept = [*inputs, *tensors]
+            self._kept = tensors if inputs is tensors else [*inputs, *tensors]
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -128,7 +128,7 @@ class Work(Handle):
             now = torch_cuda.current_stream(stream.device_index)
             if now is not stream:
                 if mark is not None:
-                    now.wait_event(mark.event)
+                    mark.event.wait(now)
                 else:
                     # The caller waits at once, before anything else is enqueued on the stream.
                     now.wait_stream(stream)
@@ -199,7 +199,8 @@ class Work(Handle):
                 future.set_exception(self._error)
             return future
         stream = self._place.stream
-        future = torch.futures.Future(devices=[stream.device])
+        # The base class, as PyTorch's own handles return: it makes a future without Python.
+        future = torch._C.Future([stream.device])
         # set_result() records an event on the current stream.
         with torch_cuda.On(stream):
             future.set_result(self._tensors)

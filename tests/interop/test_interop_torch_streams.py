@@ -34,14 +34,14 @@ def cuda(monkeypatch):
             "_cuda_getDevice": lambda: 0,
             "_cuda_setDevice": lambda index: None,
             "_cuda_isCurrentStreamCapturing": cuda.is_capturing,
+            "_CudaEventBase": Event,
+            "Future": Future,
         },
         torch.cuda: {
             "current_stream": lambda device: cuda.current,
             "Stream": cuda.new_stream,
-            "Event": Event,
             "init": lambda: None,
         },
-        torch.futures: {"Future": Future},
     }
     for owner, its in fakes.items():
         for name, fake in its.items():

@@ -77,7 +77,9 @@ class Stream:
         self.wait_event(other.record_event())
 
     def wait_event(self, event):
-        done, graph = event.what
+        event.wait(self)
+
+    def wait_for(self, done, graph):
         if graph is not None and self.graph is None:
             graph.add(self)
             self.graph = graph
@@ -93,7 +95,7 @@ class Stream:
 
 
 class Event:
-    """A fake torch.cuda.Event: what came before it, and the graph in which it was recorded."""
+    """A fake event of PyTorch: what came before it, and the graph in which it was recorded."""
 
     made = 0
 
@@ -102,6 +104,9 @@ class Event:
 
     def record(self, stream):
         self.what = set(stream.done), stream.graph
+
+    def wait(self, stream):
+        stream.wait_for(*self.what)
 
 
 class Tensor:
@@ -117,7 +122,7 @@ class Tensor:
 
 
 class Future:
-    """A fake torch.futures.Future."""
+    """A fake future of PyTorch."""
 
     def __init__(self, devices):
         assert devices == [GPU]

@@ -72,21 +72,23 @@ def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
 
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> AnyWork:
     """Runs dist.all_reduce, which is in place."""
-    only(tensors)
-    return _of_several(group, tensors, opts)
+    x, op = only(tensors), reduction_of(opts).op
+
+    def call(comm: Communicator) -> None:
+        comm.all_reduce(memory(x, "tensor"), op=op)
+
+    return group.run(tensors, tensors, opts, call)
 
 
 def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> AnyWork:
     """Runs dist.all_reduce for several tensors, one after another."""
-    reduction = reduction_of(opts)
+    check_one_device(tensors, "tensors")
+    op = reduction_of(opts).op
 
     def call(comm: Communicator) -> None:
         for x in tensors:
-            reduction.make(
-                x, x, ("tensor", "tensor"), lambda x, _: comm.all_reduce(x, op=reduction.op)
-            )
+            comm.all_reduce(memory(x, "tensor"), op=op)
 
-    check_one_device(tensors, "tensors")
     return group.run(tensors, tensors, opts, call)
 
 
