@@ -19,6 +19,11 @@ A collective on the host with async_op=True runs beside the program, on a thread
 within wait() if that comes first. A wrong argument is an error of wait() then. The calls of a group
 run one after another, in the order in which they were made.
 
+DistributedDataParallel's hooks in C++ (_register_builtin_comm_hook) refuse futures of groups that
+are written in Python. Use those of torch.distributed.algorithms.ddp_comm_hooks. They may make
+calls in callbacks, which run on that thread. If a model has several buckets, their calls may come
+in other orders on other ranks, as with gloo.
+
 Calls on a GPU are enqueued on the current stream. A group's collectives with async_op=True run on a
 stream of the process beside it, which waits for the current one; wait() makes the current stream
 wait for the call. Those of DistributedDataParallel so overlap with backward. With KCCL_STREAMS=1
@@ -120,9 +125,7 @@ def _make(options: Any, backend_options: Any) -> ProcessGroup:
     """Makes the ProcessGroup that PyTorch asks a backend for in init_process_group()."""
     others = other_backends(options)
     kind = ProcessGroup if others is None else MixedGroup
-    return kind(
-        options.store, options.group_rank, options.group_size, options.timeout, others
-    )
+    return kind(options.store, options.group_rank, options.group_size, options.timeout, others)
 
 
 dist.Backend.register_backend("kccl", _make, extended_api=True, devices=list(DEVICES))

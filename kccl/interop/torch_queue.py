@@ -120,6 +120,9 @@ class HostWork(Handle):
     @untraced
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
         """Returns a future that gets the tensors, or the error, when the call has been made."""
+        if self._queue.is_its_thread():
+            # A callback of another future asks, and may wait: nobody else would make the call.
+            self._queue.finish(self)
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         with self._filling:
             is_done = self._is_done.is_set()
@@ -175,6 +178,10 @@ class Queue:
             self._thread.start()
         self._is_needed.set()
         return work
+
+    def is_its_thread(self) -> bool:
+        """Tells whether the current thread is the one that makes the calls."""
+        return self._thread is threading.current_thread()
 
     def hurry(self) -> None:
         """Lets the thread begin at once."""

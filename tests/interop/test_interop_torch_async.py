@@ -96,6 +96,13 @@ def again(found):
 
 done = dist.all_reduce(y, async_op=True).get_future().then(again)
 assert (done.wait() == 2 * total).all()
+
+def waits(found):
+    # As the hook of PowerSGD does, on the thread that makes the calls.
+    return dist.all_reduce(y, async_op=True).get_future().wait()[0]
+
+done = dist.all_reduce(filled(4), async_op=True).get_future().then(waits)
+assert (done.wait() == 4 * total).all()
 work = dist.all_reduce(x, async_op=True)
 work.wait()
 assert (work.get_future().wait()[0] == 2 * total).all()
