@@ -53,9 +53,7 @@ class On:
 
     __slots__ = ("_before", "_device_index", "_stream")
 
-    def __init__(
-        self, stream: "torch.cuda.Stream", now: "torch.cuda.Stream | None" = None
-    ) -> None:
+    def __init__(self, stream: "torch.cuda.Stream", now: "torch.cuda.Stream | None" = None) -> None:
         self._stream = stream
         self._before = now or current_stream(stream.device_index)
 

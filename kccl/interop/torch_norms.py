@@ -11,7 +11,7 @@ from ..base.errors import Error, InvalidArgument
 from ..collectives.rms_norm import rms_norm as _rms_norm
 from .torch_errors import of_torch
 from .torch_registry import DEFAULT, find
-from .torch_streams import order
+from .torch_streams import Ordered
 from .torch_tensors import array
 
 
@@ -150,19 +150,19 @@ def _op(
     """See kccl.interop.torch.all_reduce_rms_norm."""
     with _errors_of_torch():
         ranks = find(comm)
-        order(ranks, x.device)
-        _check_shapes(x, residual)
-        total = residual.clone(memory_format=torch.contiguous_format)
-        out = _like(total, scale)
-        ranks.all_reduce_rms_norm(
-            array(x.contiguous(), "x"),
-            array(total, "residual"),
-            array(weight, "weight"),
-            eps,
-            out=array(out, "out"),
-            scale=None if scale is None else array(scale, "scale"),
-        )
-        return out, total
+        with Ordered(ranks, x.device):
+            _check_shapes(x, residual)
+            total = residual.clone(memory_format=torch.contiguous_format)
+            out = _like(total, scale)
+            ranks.all_reduce_rms_norm(
+                array(x.contiguous(), "x"),
+                array(total, "residual"),
+                array(weight, "weight"),
+                eps,
+                out=array(out, "out"),
+                scale=None if scale is None else array(scale, "scale"),
+            )
+            return out, total
 
 
 @_op.register_fake
@@ -205,18 +205,18 @@ def _op_of_parts(
     """See kccl.interop.torch.reduce_scatter_rms_norm."""
     with _errors_of_torch():
         ranks = find(comm)
-        order(ranks, x.device)
-        total = residual.clone(memory_format=torch.contiguous_format)
-        out = _like(total, scale)
-        ranks.reduce_scatter_rms_norm(
-            array(x.contiguous(), "x"),
-            array(total, "residual"),
-            array(weight, "weight"),
-            eps,
-            out=array(out, "out"),
-            scale=None if scale is None else array(scale, "scale"),
-        )
-        return out, total
+        with Ordered(ranks, x.device):
+            total = residual.clone(memory_format=torch.contiguous_format)
+            out = _like(total, scale)
+            ranks.reduce_scatter_rms_norm(
+                array(x.contiguous(), "x"),
+                array(total, "residual"),
+                array(weight, "weight"),
+                eps,
+                out=array(out, "out"),
+                scale=None if scale is None else array(scale, "scale"),
+            )
+            return out, total
 
 
 @_op_of_parts.register_fake
@@ -240,7 +240,7 @@ def _op_in_place(
     """See kccl.interop.torch.all_reduce_rms_norm_."""
     with _errors_of_torch():
         ranks = find(comm)
-        order(ranks, x.device)
-        ranks.all_reduce_rms_norm(
-            array(x, "x"), array(residual, "residual"), array(weight, "weight"), eps
-        )
+        with Ordered(ranks, x.device):
+            ranks.all_reduce_rms_norm(
+                array(x, "x"), array(residual, "residual"), array(weight, "weight"), eps
+            )

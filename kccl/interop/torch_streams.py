@@ -63,8 +63,9 @@ class _Calls:
 
     Attributes:
         own: The pair of _own for asynchronous calls; None if they have none.
-        leave_marks: Whether calls that are not asynchronous leave marks, too. They do once calls
-            were made on several streams: a mark takes less time than to ask about the stream.
+        leave_marks: Whether calls on the default stream that are not asynchronous leave marks, too.
+            They do once calls were made on several streams: a mark takes less time than to ask
+            about the stream.
         lasts: True -> the last call that was captured into a CUDA graph. False -> the last call
             that was not.
     """
@@ -138,7 +139,7 @@ def enqueue(
     if own is now or not _fork(own, now, is_capturing):
         last = _order(calls, now, is_capturing)
         call(comm)
-        needs_mark = is_async or (calls.leave_marks and not is_capturing)
+        needs_mark = is_async or _needs_mark(calls, now, is_capturing)
         return Place(now, now, _marked(last, is_capturing) if needs_mark else None)
     try:
         with torch_cuda.On(own, now):
@@ -149,6 +150,14 @@ def enqueue(
         # Nobody gets a Work to wait for, but a capture can only end if all its streams are joined.
         now.wait_stream(own)
         raise
+
+
+def _needs_mark(calls: _Calls, now: "torch.cuda.Stream", is_capturing: bool) -> bool:
+    """Tells whether a call that is not asynchronous must leave a mark on its stream, so that the
+    next one can wait for it on another stream. When a capture has begun on the first stream, it is
+    too late to mark it. The default stream cannot be captured.
+    """
+    return not is_capturing and (calls.leave_marks or now.cuda_stream != 0)
 
 
 def _marked(last: _Last, is_capturing: bool) -> Mark:
@@ -179,24 +188,36 @@ def _fork(own: "torch.cuda.Stream", now: "torch.cuda.Stream", is_capturing: bool
     return True
 
 
-def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":
-    """Makes the current stream wait for the communicator's last call on another stream.
+class Ordered:
+    """A context for a call on the current stream, which waits for the communicator's last call on
+    another stream.
 
-    Must be called before every call: calls on one channel must not overlap, but programs of PyTorch
-    change streams freely.
-
-    Args:
-        comm: The communicator.
-        device: The device of the call's tensors.
-
-    Returns:
-        The current stream of the device; None for the host, which has no streams.
+    Every call needs it: calls on one channel must not overlap, but programs of PyTorch change
+    streams freely.
     """
-    if device.type != "cuda":
-        return None
-    now = torch_cuda.current_stream(device.index)
-    _order(_calls_of(comm), now, torch_cuda.is_capturing(now))
-    return now
+
+    __slots__ = ("_calls", "_is_capturing", "_last")
+
+    def __init__(self, comm: Communicator, device: torch.device) -> None:
+        """Makes the stream wait, unless the tensors are on the host, which has no streams.
+
+        Args:
+            comm: The communicator.
+            device: The device of the call's tensors.
+        """
+        self._last: _Last | None = None
+        if device.type == "cuda":
+            now = torch_cuda.current_stream(device.index)
+            self._calls, self._is_capturing = _calls_of(comm), torch_cuda.is_capturing(now)
+            self._last = _order(self._calls, now, self._is_capturing)
+
+    def __enter__(self) -> None:
+        """Does nothing: the stream waits already."""
+
+    def __exit__(self, *_: object) -> None:
+        last = self._last
+        if last is not None and _needs_mark(self._calls, last.stream, self._is_capturing):
+            _marked(last, self._is_capturing)
 
 
 def _order(

@@ -323,8 +323,7 @@ def test_calls_of_a_communicator_follow_each_other_across_streams(cuda):
     with kccl.init() as comm, kccl.init() as other:
 
         def call(comm, stream, name):
-            with cuda.on(stream):
-                assert torch_streams.order(comm, GPU) is stream
+            with cuda.on(stream), torch_streams.Ordered(comm, GPU):
                 return stream.run(name)
 
         assert call(comm, cuda.default, "a") == set()
@@ -343,4 +342,14 @@ def test_calls_of_a_communicator_follow_each_other_across_streams(cuda):
         assert "f" in call(comm, graph, "g")
         with cuda.graph(graph):
             assert "f" in call(comm, graph, "h")
-        assert torch_streams.order(comm, torch.device("cpu")) is None
+        with torch_streams.Ordered(comm, torch.device("cpu")):
+            pass
+
+
+def test_a_call_waits_for_one_on_a_stream_that_is_captured_by_now(cuda, group):
+    side = Stream(cuda, 77)
+    with cuda.on(side):
+        group.call("before", [Tensor()], SYNC)
+    with cuda.graph(side), cuda.on(cuda.default):
+        _, before = group.call("beside the capture", [Tensor()], SYNC)
+        assert before == {"before"}

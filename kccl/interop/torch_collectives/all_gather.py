@@ -9,7 +9,7 @@ from ..torch_calls import check_alike, check_as_many, check_equal, check_one_dev
 from ..torch_moves import copy_out, gather_into, lengths, movable
 from ..torch_queue import AnyWork
 from ..torch_registry import DEFAULT, find
-from ..torch_streams import order
+from ..torch_streams import Ordered
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -37,10 +37,10 @@ def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
 def _op(x: torch.Tensor, comm: str) -> torch.Tensor:
     """See kccl.interop.torch.all_gather."""
     ranks = find(comm)
-    order(ranks, x.device)
-    out = x.new_empty((ranks.world_size, *x.shape))
-    gather_into(ranks, x.contiguous(), out, ("x", "out"))
-    return out
+    with Ordered(ranks, x.device):
+        out = x.new_empty((ranks.world_size, *x.shape))
+        gather_into(ranks, x.contiguous(), out, ("x", "out"))
+        return out
 
 
 @_op.register_fake

@@ -10,7 +10,7 @@ from ..torch_calls import check_one_device, only
 from ..torch_queue import AnyWork
 from ..torch_reductions import reduction_of
 from ..torch_registry import DEFAULT, find
-from ..torch_streams import order
+from ..torch_streams import Ordered
 from ..torch_tensors import array, memory
 
 if TYPE_CHECKING:
@@ -49,19 +49,19 @@ def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> to
 def _op(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     """See kccl.interop.torch.all_reduce."""
     ranks = find(comm)
-    order(ranks, x.device)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    ranks.all_reduce(array(x, "x"), out=array(out, "out"), op=cast(Op, op))
-    return out
+    with Ordered(ranks, x.device):
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        ranks.all_reduce(array(x, "x"), out=array(out, "out"), op=cast(Op, op))
+        return out
 
 
 @torch.library.custom_op("kccl::all_reduce_", mutates_args=("x",))
 def _op_in_place(x: torch.Tensor, op: str, comm: str) -> None:
     """See kccl.interop.torch.all_reduce_."""
     ranks = find(comm)
-    order(ranks, x.device)
-    ranks.all_reduce(memory(x, "x"), op=cast(Op, op))
+    with Ordered(ranks, x.device):
+        ranks.all_reduce(memory(x, "x"), op=cast(Op, op))
 
 
 @_op.register_fake

@@ -8,7 +8,7 @@ from ..torch_calls import only, root_of
 from ..torch_moves import move_in_place
 from ..torch_queue import AnyWork
 from ..torch_registry import DEFAULT, find
-from ..torch_streams import order
+from ..torch_streams import Ordered
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -44,18 +44,18 @@ def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch
 def _op(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
     """See kccl.interop.torch.broadcast."""
     ranks = find(comm)
-    order(ranks, x.device)
-    out = x.clone(memory_format=torch.contiguous_format)
-    move_in_place(ranks, out, root, "x")
-    return out
+    with Ordered(ranks, x.device):
+        out = x.clone(memory_format=torch.contiguous_format)
+        move_in_place(ranks, out, root, "x")
+        return out
 
 
 @torch.library.custom_op("kccl::broadcast_", mutates_args=("x",))
 def _op_in_place(x: torch.Tensor, root: int, comm: str) -> None:
     """See kccl.interop.torch.broadcast_."""
     ranks = find(comm)
-    order(ranks, x.device)
-    move_in_place(ranks, x, root, "x")
+    with Ordered(ranks, x.device):
+        move_in_place(ranks, x, root, "x")
 
 
 @_op.register_fake

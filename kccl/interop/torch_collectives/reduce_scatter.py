@@ -12,7 +12,7 @@ from ..torch_moves import laid_out_alike, through_contiguous
 from ..torch_queue import AnyWork
 from ..torch_reductions import Reduction, reduction_of
 from ..torch_registry import DEFAULT, find
-from ..torch_streams import order
+from ..torch_streams import Ordered
 from ..torch_tensors import array
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) ->
 def _op(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     """See kccl.interop.torch.reduce_scatter."""
     ranks = find(comm)
-    order(ranks, x.device)
-    out = x.new_empty(_part(x, ranks))
-    ranks.reduce_scatter(array(x.contiguous(), "x"), out=array(out, "out"), op=cast(Op, op))
-    return out
+    with Ordered(ranks, x.device):
+        out = x.new_empty(_part(x, ranks))
+        ranks.reduce_scatter(array(x.contiguous(), "x"), out=array(out, "out"), op=cast(Op, op))
+        return out
 
 
 def _part(x: torch.Tensor, ranks: Communicator) -> tuple[int, ...]:
