@@ -70,7 +70,7 @@ _SIDE_BY_SIDE = "xdist"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 # World sizes of the benches, the largest first.
 _WORLD_SIZES = (4, 2, 1)
-_TESTS_OF_TORCH = "tests/hardware/test_torch.py"
+_TESTS_OF_TORCH = ("tests/hardware/test_torch.py", "tests/hardware/test_torch_scripts.py")
 _TESTS_OF_NCCL = "tests/hardware/test_nccl_api.py"
 _TESTS_OF_DECODING = "tests/hardware/test_decode.py"
 # Shapes of models for the part decode, the most important first. The first one also runs on several
@@ -263,13 +263,13 @@ def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
 
 
 def _tests(run: Run, num_gpus: int, *, is_short: bool) -> None:
-    others = (_TESTS_OF_TORCH, _TESTS_OF_NCCL, _TESTS_OF_DECODING)
+    others = (*_TESTS_OF_TORCH, _TESTS_OF_NCCL, _TESTS_OF_DECODING)
     ignored = (f"--ignore={other}" for other in others)
     _pytest(run, "tests", num_gpus, is_short, "tests/hardware", *ignored)
 
 
 def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
-    _pytest(run, "torch", num_gpus, is_short, _TESTS_OF_TORCH)
+    _pytest(run, "torch", num_gpus, is_short, *_TESTS_OF_TORCH)
 
 
 def _nccl(run: Run, num_gpus: int) -> None:

@@ -282,10 +282,11 @@ def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
         steps.commands[steps.names.index(name)]
         for name in ("tests", "torch", "nccl", "decode_tests")
     )
-    others = [part[-1] for part in parts]
-    assert others == [f"tests/hardware/test_{name}.py" for name in ("torch", "nccl_api", "decode")]
+    others = [each for part in parts for each in part if each.startswith("tests/hardware/")]
+    names = ("torch", "torch_scripts", "nccl_api", "decode")
+    assert others == [f"tests/hardware/test_{name}.py" for name in names]
     assert all((ROOT / other).exists() for other in others)
-    assert tests[-4:] == ["tests/hardware", *(f"--ignore={other}" for other in others)]
+    assert tests[-5:] == ["tests/hardware", *(f"--ignore={other}" for other in others)]
     assert "--most-of" not in tests
 
 
