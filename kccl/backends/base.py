@@ -1,7 +1,7 @@
 """The interface of a backend: what a communicator needs of the machine it runs on.
 
 host.py, sim.py and gpu.py implement the interface. None of them inherits from another. What some
-of them share is in files of its own, as in scratch.py and host_memory.py.
+of them share is in files of its own, as in on_gpu.py, scratch.py and host_memory.py.
 """
 
 from abc import ABC, abstractmethod

@@ -8,32 +8,27 @@ fails, the next call or comm.check() raises the error.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from .. import topology
-from ..base import abi, dtypes, env
+from ..base import abi, env
 from ..base.abi import ffi, lib
-from ..base.arrays import ArrayView
-from ..base.errors import BackendError, Error, InvalidArgument, Timeout
-from ..gpu import arrays, driver, sharing, strided
-from ..gpu.arrays import DeviceView
+from ..base.errors import BackendError, Error, Timeout
+from ..gpu import driver, sharing
 from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel, occupancy, serve
-from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
-from ..plan.limits import not_resident
 from ..plan.specs import BY_NAME
 from ..ranks.team import Connected
 from ..ranks.windows import Window
 from . import share
-from .base import Backend
 from .calls import fill_op
 from .departure import depart, leave_when_collected
 from .device_comm import DeviceComm
 from .gpu_memory import GpuMemory
+from .on_gpu import OnGpu
 from .scratch import Scratches
 from .settings import Settings
 from .shapes import check_shape, longest_row
@@ -50,16 +45,8 @@ _LAUNCHED_BY = {
 }
 
 
-class GpuBackend(Backend):
-    """One rank's memory and calls on a GPU.
-
-    Attributes:
-        device: The GPU.
-    """
-
-    can_attach = has_virtual_time = False
-    has_streams = True
-    copied = staticmethod(strided.copied)
+class GpuBackend(OnGpu):
+    """One rank's memory and calls on a GPU."""
 
     def __init__(
         self,
@@ -73,15 +60,11 @@ class GpuBackend(Backend):
     ) -> None:
         """See Opener; `device` is the rank's."""
         variables = env.read()
-        self.name = driver.table().backend
-        self.device = device
+        super().__init__(device)
         self._pid = os.getpid()
         serve(device, mesh.world_size, variables.preload)
         # Ranks that share a GPU use no programmatic dependents: their waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
-        # Returns the current stream of the library whose array was used last, for calls without
-        # arrays.
-        self._stream_before: Callable[[], int] = driver.legacy_stream
         shared = sharing.agree(
             mesh, device, are_threads=are_threads, forced=variables.windows, timeout=timeout
         )
@@ -96,6 +79,7 @@ class GpuBackend(Backend):
         self.context.holds_gil = False
         self._memory = GpuMemory(mesh, device, are_threads=are_threads, way=shared.way)
         self.state = DeviceState(device, self.context, has_dependents=variables.dependents != 0)
+        self.queue = self.state.queue
         self._scratches = Scratches(
             mesh,
             settings,
@@ -130,40 +114,7 @@ class GpuBackend(Backend):
         """See Backend."""
         return self._temporaries.room(nbytes, channel)
 
-    def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
-        """See Backend."""
-        found = arrays.view(array, name, writable=writable, device=self.device.ordinal)
-        self._stream_before = found.stream
-        # The type is for C, which makes later calls on arrays of this type without this method.
-        self.state.queue.array_type = id(found.exchange_type) if found.exchange_type else 0
-        return found
-
-    def array(self, window: Window, shape: tuple[int, ...], dtype: Any) -> Any:
-        """See Backend."""
-        assert isinstance(window, GpuWindow)
-        return window.array(shape, dtypes.of(dtype))
-
-    def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
-        """See Backend."""
-        return arrays.like(array, shape)
-
     # ---- Streams -----------------------------------------------------------------------------
-
-    def stream(self, given: Any, view: ArrayView | None, others: Sequence[ArrayView] = ()) -> int:
-        """See Backend."""
-        if given is None and not isinstance(view, DeviceView):
-            return self._stream_before()
-        return arrays.stream_of_call(given, view, others)
-
-    def set_stream(self, handle: Any, stream: int) -> None:
-        """See Backend."""
-        ffi.cast("KcclGpuOp *", handle).stream = stream
-
-    def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
-        """See Backend."""
-        if given is not None:
-            return arrays.stream_of(given)
-        return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
 
     def as_graph(self, handle: Any) -> KernelGraph | None:
         """See Backend."""
@@ -181,11 +132,6 @@ class GpuBackend(Backend):
         )
         gpu_op.graph = graph.handle
         return graph
-
-    def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
-        """See Backend."""
-        with self.device.current():
-            return driver.intervals_us(stream, parts)
 
     # ---- Calls -------------------------------------------------------------------------------
 
@@ -230,49 +176,6 @@ class GpuBackend(Backend):
         """See Backend."""
         call = ffi.cast("KcclGpuOp *", handle)
         return int(call.num_blocks), int(call.threads_per_block)
-
-    def load(self, kernel: Any) -> None:
-        """See Backend."""
-        if kernel.module.arch != self.device.arch:
-            raise InvalidArgument(
-                f"{kernel.name} was compiled for {kernel.module.arch}, must be for the "
-                f"communicator's device, {self.device.arch}"
-            )
-        with self.device.current():
-            kernel.entry.function()
-
-    def launch(
-        self,
-        kernel: Any,
-        data: bytes,
-        *,
-        grid: int,
-        block: int,
-        shared_bytes: int,
-        stream: int,
-        arrays: Sequence[tuple[int, int, int, Any]] = (),
-    ) -> None:
-        """See Backend."""
-        offsets = kernel.entry.offsets
-        with self.device.current():
-            kernel.entry.needs().check_launch(
-                kernel.name, block, shared_bytes, self.device.shared_bytes, self.device.arch
-            )
-            handle = kernel.entry.function(shared_bytes)
-            if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
-                self._check_resident(kernel.name, handle, grid, block, shared_bytes)
-            values = [data[offset : offset + size] for offset, size in offsets]
-            driver.launch(
-                handle, values, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
-            )
-
-    def _check_resident(
-        self, name: str, handle: int, grid: int, block: int, shared_bytes: int
-    ) -> None:
-        """Refuses a grid whose blocks, which may wait for each other, cannot all run at once."""
-        room = driver.resident_blocks(handle, block, shared_bytes) * self.device.multiprocessors
-        if grid > room:
-            raise not_resident(grid, room, name, block)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 

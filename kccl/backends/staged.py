@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..base.abi import ffi, lib
-from ..base.arrays import ArrayView
 from ..base.errors import Error, InvalidArgument, Timeout
 from ..base.failure import AFTER_RESET
-from ..gpu import driver, release, strided
+from ..gpu import driver, release
 from ..gpu.memory import Memory
 from ..gpu.table import DriverError
 from ..plan import pieces
@@ -25,10 +24,10 @@ from ..plan.steps import Steps
 from ..ranks.mesh import Mesh
 from ..ranks.team import Team
 from ..ranks.windows import Window
-from .base import Backend
 from .gpu import GpuBackend
 from .grouped import GroupedBackend
 from .host import HostBackend
+from .on_gpu import OnGpu
 from .settings import Settings
 from .team_state import TeamState
 from .temporaries import Temporaries
@@ -44,16 +43,8 @@ _FUNCTIONS = {
 }
 
 
-class StagedBackend(Backend):
-    """One rank's memory and calls on a GPU, in a communicator that spans nodes.
-
-    Attributes:
-        device: The GPU.
-    """
-
-    can_attach = has_virtual_time = False
-    has_streams = True
-    copied = staticmethod(strided.copied)
+class StagedBackend(OnGpu):
+    """One rank's memory and calls on a GPU, in a communicator that spans nodes."""
 
     def __init__(
         self,
@@ -66,20 +57,20 @@ class StagedBackend(Backend):
         timeout: float,
     ) -> None:
         """See Opener; `device` is the rank's."""
+        super().__init__(device)
         ways: dict[str, Any] = {"shares_cores": shares_cores, "are_threads": are_threads}
         ways |= {"timeout": timeout}
         on_host = HostBackend.settings(settings.epoch_bits)
         self._host = GroupedBackend(mesh, on_host, **ways)
         self.grouping = grouping = self._host.grouping
-        # For the rank's own kernels, and for arrays and streams.
+        # For calls that need no other rank.
         group = grouping.teams_of(mesh.rank)[0]
         self._gpu = GpuBackend(device, Team(mesh, group), settings, **ways)
-        self.name, self.caveat = self._gpu.name, ""
+        self.queue, self.caveat = self._gpu.queue, ""
         self.context = self._host.context
         own = self._host.state.own
         self.state = TeamState(own, [self._host.state, self._gpu.state])
         self._rank, self._world_size = mesh.rank, mesh.world_size
-        self.device = device
         self._staging, events = _staging(device, self._host.teams_address)
         ends = tuple((driver.table().names.destroy_event, (event,)) for event in events)
         release.at_end(self, device, ends, [device])
@@ -105,36 +96,8 @@ class StagedBackend(Backend):
         """See Backend."""
         return self._gpu.temporary(nbytes, channel)
 
-    def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
-        """See Backend."""
-        return self._gpu.view(array, name, writable=writable)
-
-    def array(self, window: Window, shape: tuple[int, ...], dtype: Any) -> Any:
-        """See Backend."""
-        return self._gpu.array(window, shape, dtype)
-
-    def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
-        """See Backend."""
-        return self._gpu.like(array, view, shape)
-
-    def stream(self, given: Any, view: ArrayView | None, others: Sequence[ArrayView] = ()) -> int:
-        """See Backend."""
-        return self._gpu.stream(given, view, others)
-
-    def set_stream(self, handle: Any, stream: int) -> None:
-        """See Backend."""
-        self._gpu.set_stream(handle, stream)
-
-    def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
-        """See Backend."""
-        return self._gpu.stream_of_prepared(given, view)
-
     def as_graph(self, handle: Any) -> None:
         """See Backend: no call is one kernel."""
-
-    def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
-        """See Backend."""
-        return self._gpu.intervals_us(stream, parts)
 
     # ---- Calls -------------------------------------------------------------------------------
 
@@ -203,7 +166,7 @@ class StagedBackend(Backend):
         staged.op.op.call = handles[0].call
         staged.op.op.kernel = lib.kccl_run_staged
         staged.op.op.bytes_per_count = handles[0].bytes_per_count
-        staged.op.queue = self._gpu.state.queue
+        staged.op.queue = self.queue
         staged.op.stream = driver.legacy_stream()
         staged.staging, staged.pieces, staged.num_pieces = self._staging, filled, len(made)
         return ffi.gc(ffi.addressof(staged, "op", "op"), lambda _, kept=(staged, keep): None)
@@ -215,25 +178,6 @@ class StagedBackend(Backend):
     def shape_of(self, handle: Any) -> tuple[int, int]:
         """See Backend: no kernel makes a call."""
         return 0, 0
-
-    def load(self, kernel: Any) -> None:
-        """See Backend."""
-        self._gpu.load(kernel)
-
-    def launch(
-        self,
-        kernel: Any,
-        data: bytes,
-        *,
-        grid: int,
-        block: int,
-        shared_bytes: int,
-        stream: int,
-        arrays: Sequence[tuple[int, int, int, Any]] = (),
-    ) -> None:
-        """See Backend."""
-        shape = {"grid": grid, "block": block, "shared_bytes": shared_bytes}
-        self._gpu.launch(kernel, data, **shape, stream=stream, arrays=arrays)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 
