@@ -40,8 +40,9 @@ class Text {
     const uint32_t position_;
 };
 
-// A place in the text that drafts may be copied from: how many ids in front of it equal those at
-// the text's end, and, in the lower bits, where it is. The largest is the best; 0 is none.
+// A place in the text that drafts may be copied from, packed in a word. The upper bits have the
+// length of the match: how many ids in front of the place equal those at the text's end. The lower
+// bits have its position. So the largest place is the best. 0 is none.
 constexpr uint32_t kFewestAlike = 3, kMostAlike = 16, kPlaceBits = 27;
 
 // Returns the best place among this thread's share of the text.

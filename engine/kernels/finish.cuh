@@ -139,9 +139,14 @@ KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint
                             tag_of_end(number));
 }
 
-// Leaves the verdict on a column in shared memory. Where the token step's tokens end, also how many
-// columns the next one has, and how many drafts it has room for instead. position: the column's.
-// is_draft: the token equals the next column's draft. Called by the block's first thread.
+// Stores a column's token and its verdict in shared memory. A token step keeps no token behind one
+// that is not accepted. So with that one it also stores how many columns the next token step has
+// without drafts, and how many drafts that one has room for. All warps read this after their next
+// meeting.
+//
+// position: the column's. end: whether the request ends with the token. id: the token. is_draft:
+// the token equals the next column's draft. first: the first column that chooses a token. Called by
+// the block's first thread.
 template <class S>
 KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uint32_t end,
                                int32_t id, bool is_draft, uint32_t column, uint32_t first) {
