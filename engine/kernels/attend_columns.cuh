@@ -67,9 +67,12 @@ class ColumnsAttention {
                 }
             }
         }
+        bool is_first = warp_index >= Dims::kKvStrandsPerSplit;
 #pragma unroll 1
         for (uint32_t column = 0; column < consumer_.num_columns(); ++column) {
-            if (warp_of_itself(column) == warp_index) store_own_partial(column);
+            if (warp_of_itself(column) != warp_index) continue;
+            store_own_partial(column, is_first);
+            is_first = false;
         }
     }
 
@@ -167,7 +170,7 @@ class ColumnsAttention {
             slots,
             consumer_.template wanted_of<kHeads, kTogether>(has_float4() ? (1u << kHeads) - 1 : 0,
                                                             first),
-            consumer_.template tags<kHeads>(first), queries);
+            consumer_.template tags<kHeads>(first), queries, 0, first == 0);
         // The queries before have been read, because the warp has met in their last KV strand.
         KCCL_UNROLL
         for (uint32_t i = 0; i < kQueries; ++i) {
@@ -183,8 +186,9 @@ class ColumnsAttention {
         warp().sync();
     }
 
-    // Computes a column's attention to itself, and stores the partial results.
-    KCCL_DECODE void store_own_partial(uint32_t column) {
+    // Computes a column's attention to itself, and stores the partial results. may_scout: see
+    // Waiter::await().
+    KCCL_DECODE void store_own_partial(uint32_t column, bool may_scout) {
         constexpr int kNum = kHeads + 2;
         uint32_t slots[kNum];
         Float4 heads[kNum];
@@ -193,7 +197,7 @@ class ColumnsAttention {
         slots[kHeads] = slot_of(key_head(), column);
         slots[kHeads + 1] = slot_of(value_head(), column);
         consumer_.template await<mem::Scope::kDevice>(slots, has_float4() ? ~0u : 0,
-                                                      consumer_.tag(column), heads);
+                                                      consumer_.tag(column), heads, 0, may_scout);
         Float4 queries[kHeads];
         KCCL_UNROLL
         for (uint32_t i = 0; i < kHeads; ++i) queries[i] = turned_at(heads[i], column, false);

@@ -130,8 +130,9 @@ KCCL_DECODE void publish_share(ConsumerWarp<S>& consumer, uint32_t layer,
         const Partial mine = {float4s[0], float4s[1].value[0], float4s[1].value[1]};
         const Partial whole = merge_shared<S::kKvSplits>(mine, consumer.thread());
         if (!is_there || kv_split != 0) continue;
-        consumer.publish(Slots<S>::attended(layer, lane) + work_item.kv_head * kFloat4s + index4,
-                         attended_by(with_sink<S>(whole, sink)), rows.column);
+        consumer.publish_attended(
+            Slots<S>::attended(layer, lane) + work_item.kv_head * kFloat4s + index4,
+            attended_by(with_sink<S>(whole, sink)), rows.column);
     }
 }
 

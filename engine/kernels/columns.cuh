@@ -13,6 +13,12 @@
 
 namespace kccl::decode {
 
+// Whether a thread has few registers, because the block has many warps. Then it holds fewer float4s
+// at the same time, so that none is spilled. That also keeps the code of a layer within the
+// multiprocessor's instruction cache.
+template <class S>
+constexpr bool kHasFewRegisters = S::kWarps > 6;
+
 // How the columns' queries share a tile of keys and values in attention (attend_columns.cuh).
 template <class S>
 struct Columns {
@@ -20,7 +26,8 @@ struct Columns {
     // threads would hold too many sums of the head.
     KCCL_CONSTEXPR static uint32_t together() {
         constexpr uint32_t kHeads = Shape<S>::kHeadsPerKv;
-        constexpr uint32_t kMostQueries = 8, kMostTiles = 12;
+        constexpr uint32_t kMostQueries = kHasFewRegisters<S> ? 4 : 8;
+        constexpr uint32_t kMostTiles = kHasFewRegisters<S> ? 6 : 12;
         uint32_t most = 1;
         while (most < S::kColumns && (most + 1) * kHeads <= kMostQueries &&
                ceil_div((most + 1) * kHeads, Mma<f16>::kVectors) * Shape<S>::kHeadTilesOfDim <=
@@ -38,7 +45,7 @@ struct Columns {
 // column. More would take too many registers.
 template <class S>
 KCCL_CONSTEXPR uint32_t columns_at_once(uint32_t each) {
-    constexpr uint32_t kMost = 16;
+    constexpr uint32_t kMost = 8;
     const uint32_t fit = each < kMost ? kMost / each : 1;
     return ceil_div(S::kColumns, ceil_div(S::kColumns, fit));
 }
@@ -55,14 +62,15 @@ KCCL_DECODE uint32_t columns_of(const Task& task, uint32_t position) {
 // ---- Tags ---------------------------------------------------------------------------------------
 
 // How many token steps have used each column, modulo 4: the number of column c has bit c of `low`,
-// and above it bit c of `high`.
+// and above it bit c of `high`. The bits kMergedUse count the token steps of kernels with several
+// columns, as if these were one more column.
 struct Uses {
     uint32_t low;
     uint32_t high;
 };
 
 // Uses as a word, for the host to keep between requests (KcclDecodeTask.uses).
-constexpr uint32_t kUsesBits = 16;
+constexpr uint32_t kUsesBits = 16, kMergedUse = kUsesBits - 1;
 KCCL_DECODE Uses uses_of(uint32_t word) {
     return {word & ((1u << kUsesBits) - 1), word >> kUsesBits};
 }
@@ -71,8 +79,9 @@ KCCL_DECODE uint32_t word_of(const Uses& uses) { return uses.low | uses.high << 
 // Counts a token step that used the first `num` columns.
 KCCL_DECODE void count_step(Uses* uses, uint32_t num) {
     const uint32_t used = (1u << num) - 1;
-    uses->high ^= uses->low & used;
-    uses->low ^= used;
+    const uint32_t counted = used | 1u << kMergedUse;
+    uses->high ^= uses->low & counted;
+    uses->low ^= counted;
 }
 
 // The tags of a thread's float4s, EACH of each column: bit i is that of the i-th column.

@@ -129,6 +129,22 @@ class ConsumerWarp {
             return ColumnTags<EACH>{~uses_.low >> first};
         }
     }
+    // Returns the tag of a column's result of attention (Slots::attended), and the tags of those of
+    // the columns from `first` on, EACH float4s of each. If kernels with one column do not merge
+    // first, only the others write these slots. Then column 0's tags must not count the token steps
+    // of kernels with one column.
+    KCCL_DECODE uint32_t attended_tag(uint32_t column) const {
+        constexpr bool kHasOwnUse = S::kColumns > 1 && !S::kMergesAlways;
+        return tag(kHasOwnUse && column == 0 ? kMergedUse : column);
+    }
+    template <uint32_t EACH>
+    KCCL_DECODE auto attended_tags(uint32_t first) const {
+        if constexpr (S::kColumns == 1) {
+            return tag_of(token_step_);
+        } else {
+            return ColumnTags<EACH>{((~uses_.low & ~1u) | attended_tag(0)) >> first};
+        }
+    }
     // Repeats `wanted`, the bits of EACH float4s of a column, for NUM columns from `first` on, as
     // far as the token step uses them.
     template <uint32_t EACH, uint32_t NUM>
@@ -223,6 +239,13 @@ class ConsumerWarp {
                                                tagged(four, tag(column)));
     }
 
+    // Does the same for the result of attention, with attended_tag().
+    KCCL_DECODE void publish_attended(uint32_t slot, const Float4& four, uint32_t column) const {
+        slot = Slots<S>::in_column(slot, column);
+        mem::store_packet<mem::Scope::kDevice>(in_exchange_buffer(comm_.rank, slot),
+                                               tagged(four, attended_tag(column)));
+    }
+
     // Publishes a float4 to the blocks of all ranks: stores it in their exchange buffers. tag:
     // tag_of() the token step for vectors, tag_of_end() for control words and meetings.
     KCCL_DECODE void publish_to_all(uint32_t slot, const Float4& four, uint32_t tag) const {
@@ -235,13 +258,13 @@ class ConsumerWarp {
 
     // Waits for float4s of this rank's exchange buffer: see Waiter::await() in watch.cuh. ranks:
     // the ranks that publish them, a bit each, so that a failed wait can name them. 0 means this
-    // rank.
+    // rank. may_scout: see Waiter::await(); false where the op's first float4s have come already.
     template <mem::Scope SCOPE, bool SCOUTS = true, int N, class Tag>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, Tag tag,
-                           Float4 (&float4s)[N], uint32_t ranks = 0) {
-        waiter_.template await<SCOPE, SCOUTS>(slots, wanted, tag, token_step_,
-                                              ranks == 0 ? 1u << comm_.rank : ranks, float4s,
-                                              [] { return false; });
+                           Float4 (&float4s)[N], uint32_t ranks = 0, bool may_scout = true) {
+        waiter_.template await<SCOPE, SCOUTS>(
+            slots, wanted, tag, token_step_, ranks == 0 ? 1u << comm_.rank : ranks, float4s,
+            [] { return false; }, may_scout);
     }
 
     // Waits until is_there() finds what this rank's host writes: see Waiter::await_host().

@@ -62,7 +62,7 @@ KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, in
                 consumer, [&](uint32_t lane) { return Slots<S>::act(layer, lane); });
         }
     } else if constexpr (S::kMergesFirst) {
-        stage_lanes<typename Dims::Out>(
+        stage_lanes<typename Dims::Out, true>(
             consumer, [&](uint32_t lane) { return Slots<S>::attended(layer, lane); });
     } else {
         stage_partials<typename Dims::Out>(consumer, layer);

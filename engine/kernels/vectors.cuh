@@ -120,7 +120,7 @@ KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint3
                 slots[k] = Slots<S>::in_column(rows[k % kEach] + base, column + k / kEach);
             }
             consumer.template await<mem::Scope::kDevice>(
-                slots, all, consumer.template tags<kEach>(column), float4s);
+                slots, all, consumer.template tags<kEach>(column), float4s, 0, column == 0);
         }
         KCCL_UNROLL
         for (uint32_t k = 0; k < kNum * kEach; ++k) {
@@ -186,8 +186,9 @@ class Inverses {
 
 // Waits for this warp's part of the vector of each of the lane group's lanes, in each column, and
 // stages these parts. Float4 i of a lane's vector has slot slot_of(lane) + i of the exchange
-// buffer. slot_of() takes the lane's number over all ranks.
-template <class M, class S, class SlotOf>
+// buffer. slot_of() takes the lane's number over all ranks. IS_ATTENDED: the vectors are results of
+// attention (Slots::attended).
+template <class M, bool IS_ATTENDED = false, class S, class SlotOf>
 KCCL_DECODE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s * M::kLanes, platform::kWarpSize);
     constexpr uint32_t kNum = columns_at_once<S>(kEach);
@@ -208,9 +209,11 @@ KCCL_DECODE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
         for (uint32_t k = 0; k < kNum * kEach; ++k) {
             slots[k] = Slots<S>::in_column(rows[k % kEach], column + k / kEach);
         }
+        const auto tags = IS_ATTENDED ? consumer.template attended_tags<kEach>(column)
+                                      : consumer.template tags<kEach>(column);
         consumer.template await<mem::Scope::kDevice>(
-            slots, consumer.template wanted_of<kEach, kNum>(wanted, column),
-            consumer.template tags<kEach>(column), float4s);
+            slots, consumer.template wanted_of<kEach, kNum>(wanted, column), tags, float4s, 0,
+            column == 0);
         KCCL_UNROLL
         for (uint32_t k = 0; k < kNum * kEach; ++k) {
             const uint32_t at = consumer.thread() + k % kEach * platform::kWarpSize;

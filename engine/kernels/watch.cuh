@@ -40,11 +40,11 @@ class Waiter {
     // become zero. A thread may want none. ranks: the ranks that publish them, a bit each, for the
     // report of a failed wait. is_over(): tells whether nobody needs the float4s any more, which
     // ends the wait. Then all float4s become zero, as they do in a wait that fails and in all waits
-    // after it. SCOUTS: whether one thread polls alone at first.
+    // after it. SCOUTS and may_scout: whether one thread polls alone at first.
     template <mem::Scope SCOPE, bool SCOUTS, int N, class Tag, class IsOver>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, Tag tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
-                           IsOver is_over) {
+                           IsOver is_over, bool may_scout = true) {
         static_assert(N <= 32, "a bit for each float4");
         mem::Packet packets[N];
         const auto* const buffer =
@@ -57,7 +57,7 @@ class Waiter {
         // first, for its first float4. When that has come, all threads poll, which takes one more
         // trip to the L2 cache. But all blocks of the device wait at the same time, and more polls
         // would take the cache's bandwidth from the copies of weights and from each other.
-        bool scouts = SCOUTS && N > 1 && !takes_any &&
+        bool scouts = SCOUTS && may_scout && N > 1 && !takes_any &&
                       platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
         const auto has_one_come = [&] {
             bool has_come = false;

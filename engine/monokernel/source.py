@@ -110,7 +110,9 @@ def source_of(
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
-    flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first}
+    # Several columns' partial results are too many for each block that needs the merged ones.
+    flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first or columns > 1}
+    flags["MergesAlways"] = tuning.merges_first
     flags["WeightsInRegisters"] = tuning.weights_in_registers
     flags["HasSinks"] = c.has_sinks
     flags |= {"HasExperts": c.experts is not None, "NormalisesShares": is_normalised}

@@ -133,6 +133,11 @@ BUGS = {
         "const uint32_t used = (1u << num) - 1;",
         "const uint32_t used = (1u << num | 7u) | 0u * num;",
     ),
+    "merged results have the tags of one column": (
+        "consumer_warp.cuh",
+        "return tag(kHasOwnUse && column == 0 ? kMergedUse : column);",
+        "return tag(column);",
+    ),
     "the last column's keys are lost": (
         "attend_columns.cuh",
         "                append_column(column);\n",
