@@ -19,8 +19,8 @@ KCCL_DECODE float logit_of(uint32_t order) {
 
 // Chooses the experts with the largest logits, and writes the choice to *choice. Of equal logits,
 // that of the expert with the lower number comes first. NaN counts as minus infinity. float4 k of
-// this thread has the logits of experts 4 * (thread + k * warp size) and the three behind it. Called
-// by all threads of a warp.
+// this thread has the logits of experts 4 * (thread + k * warp size) and the three behind it.
+// Called by all threads of a warp.
 template <class S, uint32_t N>
 KCCL_DECODE void choose_experts(const Float4 (&float4s)[N], ExpertChoice<S>* choice) {
     static_assert(S::kPlaces <= platform::kWarpSize, "a thread for each chosen expert");
