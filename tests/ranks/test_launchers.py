@@ -126,16 +126,25 @@ try:
 except kccl.Timeout as error:
     say(peer=error.peer, message=str(error))
 """
-    variables = {
-        "KCCL_RENDEZVOUS": f"test {os.getpid()} {absent}",
-        "KCCL_WORLD_SIZE": "3",
-        "KCCL_FIRST_TIMEOUT": "1",
-    }
     present = [rank for rank in range(3) if rank != absent]
-    ranks = [start(program, KCCL_RANK=str(rank), **variables) for rank in present]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert rank.returncode == 0, err
+
+    def told(limit_s):
+        variables = {
+            "KCCL_RENDEZVOUS": f"test {os.getpid()} {absent} {limit_s}",
+            "KCCL_WORLD_SIZE": "3",
+            "KCCL_FIRST_TIMEOUT": str(limit_s),
+        }
+        ranks = [start(program, KCCL_RANK=str(rank), **variables) for rank in present]
+        for rank in ranks:
+            out, err = rank.communicate(timeout=60)
+            assert rank.returncode == 0, err
+            yield out
+
+    outs = [*told(1)]
+    if any(f'"peer": {absent}' not in out for out in outs):
+        # On a busy machine, the present ranks may start more than a second apart.
+        outs = [*told(20)]
+    for out in outs:
         assert f'"peer": {absent}' in out
         assert f"rank {absent} at start-up" in out
 
