@@ -38,8 +38,9 @@ class Backend(NamedTuple):
         bytes_of: Returns the bytes of weights that a rank packs, as progress counts them: (program,
             rank, world size).
         dtypes: The dtypes to which weights may be converted.
-        keeps: The names of the formats that the backend multiplies as they are stored. They are
-            kept unless the caller asks for a dtype.
+        keeps: The names of the formats that the backend multiplies as they are stored or, for
+            GGUF's blocks, in forms of formats/nested.py. They are kept unless the caller asks for a
+            dtype.
         rounds: The values of Engine's argument `weights` that the backend supports.
         make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, progress).
             Collective.

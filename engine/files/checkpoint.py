@@ -105,7 +105,8 @@ class Checkpoint(Closing):
         """Returns a checkpoint of the same files that keeps the stored format of an op's matrices,
         if they have one format, it is among `multiplied`, and lanes have whole blocks. It converts
         other matrices to `dtype`. A kind of op may have several formats only if they are formats of
-        blocks, which may differ between layers, and within wq, wk and wv.
+        blocks, which may differ between layers, and within wq, wk and wv. With `is_alike`, matrices
+        of GGUF's blocks get the smallest form that holds the numbers of all.
 
         Args:
             multiplied: The names of the formats that the executor can multiply.

@@ -78,6 +78,16 @@ def _whole(in_file: Format, columns: int, keeps: Collection[str]) -> list[Format
     return [each for each in forms if each and columns % each.block == 0]
 
 
+def _kept_forms(in_file: Format, keeps: Collection[str], kind: str) -> list[Format]:
+    """Returns the formats in which the monokernel's ops of a kind, or the host's, keep a format of
+    a file. Those of formats/nested.py are not tested with experts, which get none of them.
+    """
+    forms = [in_file, in_file.cut] if in_file.name in keeps else []
+    if not KINDS[kind].has_experts:
+        forms += [each for each in forms_of(in_file) if each.name in keeps]
+    return [each for each in forms if each]
+
+
 def _formats_alike(
     stored: Mapping[str, Format],
     shapes: Mapping[str, tuple[int, ...]],
@@ -91,10 +101,7 @@ def _formats_alike(
     found: dict[str, list[Format]] = {}
     for name, in_file in stored.items():
         columns, (_, kind) = shapes[name][-1], op_of(name)
-        forms = _whole(in_file, columns, keeps)
-        forms += [
-            each for each in forms_of(in_file) if each.name in keeps and columns % each.block == 0
-        ]
+        forms = [each for each in _kept_forms(in_file, keeps, kind) if columns % each.block == 0]
         found[kind] = [each for each in found.get(kind, forms) if each in forms]
     return {kind: forms[0] if forms else usual for kind, forms in found.items()}
 
@@ -150,14 +157,18 @@ def expanded(
     for name, each in stored.items() if keeps else ():
         if each.block == 1 or holds(given[name], each):
             continue
+        forms = _kept_forms(each, keeps, op_of(name)[1])
+        is_never = not forms and all(form.name not in keeps for form in forms_of(each))
         # Only the host executor multiplies this format. That another executor converts it is no
         # reason for a notice.
-        if each.is_on_host and each.name not in keeps:
+        if is_never and each.is_on_host:
             continue
         columns = shapes[name][-1]
-        if each.name not in keeps:
+        if is_never:
             why = "the engine does not multiply it as it is stored"
-        elif columns % (block := each.cut.block if each.cut else each.block):
+        elif not forms:
+            why = "on GPUs it is not multiplied in experts"
+        elif columns % (block := min(form.block for form in forms)):
             why = f"a lane's {columns} columns are no whole blocks of {block}"
         elif len(of_ops[op_of(name)]) > 1:
             why = "a product has matrices of several formats"

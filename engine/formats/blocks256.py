@@ -1,5 +1,6 @@
-"""The base classes of GGUF's K formats, which the host executor multiplies as they are stored. They
-have blocks of 256 integers. Each group of 32 or 16 integers has a scale.
+"""The base classes of GGUF's K formats, which the host executor multiplies as they are stored. The
+monokernel's blocks are converted to formats/nested.py. K formats have blocks of 256 integers. Each
+group of 32 or 16 integers has a scale.
 """
 
 from typing import Any

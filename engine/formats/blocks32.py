@@ -1,5 +1,6 @@
 """The common base of GGUF's formats of blocks of 32 integers. The host executor multiplies all of
-them as they are stored, the monokernel those with tile_bits.
+them as they are stored, the monokernel those with tile_bits; it multiplies the others in the forms
+of formats/nested.py.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Integers of 4 bits with scales of two levels: those of Q4_K and Q4_1."""
+"""Integers of 4 bits with scales of two levels: those of Q4_K, Q4_1 and Q4_0."""
 
 from .nested import Nested
 from .q4_1 import Q4_1

@@ -17,6 +17,8 @@
 //   F::kStripTiles                 the tiles of a strip, which follow each other in a warp's
 //                                  part of the columns
 //   F::kScaleBytes                 of the scales behind the tiles of a strip; 0: it has none
+//   F::kHasMinimums                whether weights are (integer x scale - minimum). Formats without
+//                                  scales have false
 //
 // With scales F has more, and streamed() is not used:
 //
@@ -25,17 +27,18 @@
 //   F::scales(lane, scales)        loads this thread's part of a strip's scales
 //   F::pack_scales(scales, rows, row, first, columns, num)
 //                                  packs them, as pack() does the strip's first tile
-//   F::kHasMinimums                whether the rest here is its, instead of Scales::factors. Others
-//                                  have false
+//
+// With minimums F has these in place of Scales::factors:
+//
 //   F::kScaledTiles, kLoweredTiles the tiles of a strip that share a scale, and a minimum
 //   F::scale(scales, i)            what add_scaled() takes for the sums of scale i of a strip
 //   F::minimum(scales, i)          the same for sums of the vector itself, over minimum i's columns
 //   F::ones()                      a tile of ones, whose products make these sums
 //   F::skip(scales, tiles)         drops the scales and minimums of a strip's first tiles
 //
-// The products of a strip with scales have sums of their own, one for each chain of kChainTiles
-// tiles. These are multiplied by the scales, and added up. So scales never multiply weights, which
-// would round them.
+// The products of a strip with scales have sums of their own, one for each chain of
+// ChainOf<F>::kTiles tiles. These are multiplied by the scales, and added up. So scales never
+// multiply weights, which would round them.
 //
 // S::Formats lists the formats of the model's products, each once. M::Format is one product's.
 #pragma once

@@ -23,10 +23,10 @@ class PoolProducer {
         return is_ready(in_flight);
     }
 
-    // Returns the number of copies that are in flight at this moment.
-    KCCL_DECODE uint32_t num_in_flight() {
+    // Returns bits: whether a copy into slot i is in flight at this moment.
+    KCCL_DECODE uint32_t slots_in_flight() {
         look();
-        return num_flying_;
+        return flying_;
     }
 
     // Tells whether a slot was free at the last look: never filled, or used since it was filled.
@@ -52,7 +52,7 @@ class PoolProducer {
 
     // Waits until no copy is in flight: Producer::drain() in ring.cuh.
     KCCL_DECODE void drain() {
-        while (num_in_flight() > 0) mem::poll_pause();
+        while (slots_in_flight() != 0) mem::poll_pause();
     }
 
   private:

@@ -232,7 +232,7 @@ class ChunkMultiplier {
     // Begins to load a run's weights.
     KCCL_DECODE static void prefetch(const uint8_t* row, uint32_t run) {
         const uint8_t* const first = row + offset_of(run);
-        constexpr uint32_t kLines = F::kTileBytes / kKcclLineBytes;
+        constexpr uint32_t kLines = ceil_div(F::kTileBytes, kKcclLineBytes);
         for (uint32_t i = warp().index(); i < kRun * kLines; i += platform::kWarpSize) {
             mem::prefetch(first + tile_of_run(i / kLines) + i % kLines * kKcclLineBytes);
         }
@@ -264,7 +264,7 @@ template <class M, class S>
 KCCL_DECODE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> product,
                                   uint32_t layer) {
     constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
-    constexpr uint32_t kTile = M::Format::kTileBytes, kLines = kTile / kKcclLineBytes;
+    constexpr uint32_t kLines = ceil_div(M::Format::kTileBytes, kKcclLineBytes);
     const uint32_t mine = consumer.warp_index();
     if (mine >= M::tiles_of(consumer.block_in_group()).num) return;
     const uint8_t* const row = weights_of(consumer, product, layer) +

@@ -267,7 +267,8 @@ class Multiplier {
     template <uint32_t FIRST>
     KCCL_DECODE void multiply_part(const Loaded& loaded, uint32_t num) {
         constexpr uint32_t kNum = least_of(kStrips - FIRST, kMostStrips);
-        // All products come before the first branch, so that none waits for another strip's.
+        // All products come before the first branch, so that none waits for another strip's (with
+        // minimums they come strip by strip: LateChains).
         const auto input = [&](uint32_t i) {
             return loaded.template input<0>(lanes_, FIRST * kEach + i);
         };

@@ -45,7 +45,8 @@ class InPlaceMultiplier {
                 if (first + kPart < kAtOnce && !is_last) {
                     load(ahead, first + kPart);
                 } else {
-                    // All of the stage is in registers.
+                    // All of the stage is in registers. Without overlap (S::kOverlaps) the next one
+                    // is asked for before this part is multiplied.
                     consumer_.stamp_stage();
                     consumer_.weights().has_copied();
                     if (!is_last) await_and_load(ahead);

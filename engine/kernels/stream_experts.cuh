@@ -146,7 +146,8 @@ class MixtureStream {
     template <class M>
     KCCL_DECODE bool copy_experts(const Turn<S>& turn, uint64_t in_layer) {
         begin_product();
-        // Warps wait for these weights as soon as they are known.
+        // Urgent at once: that delays the next exchange, of the activations, but the time of a
+        // token is less (bench/LOG.md).
         is_urgent_ = true;
         const uint32_t block = Dims::block_in_group_of(platform::block_in_grid());
         const Cut tiles = M::tiles_of(block);
@@ -207,8 +208,8 @@ class MixtureStream {
         if (++num_asked_ == 2) second_ = producer_.order().slot();
         producer_.begin(kHasNone ? 16 : num_bytes);
         if constexpr (S::kTraces) {
-            trace_.see(producer_.num_in_flight());
-            trace_.ask();
+            trace_.see(producer_.slots_in_flight());
+            trace_.ask(producer_.order().slot());
         }
         asked_parity_ ^= 1u;
         return true;
@@ -227,7 +228,8 @@ class MixtureStream {
         notice_urgency();
         return is_urgent_ ? S::kUrgentInFlight : S::kInFlight;
     }
-    // A copy is urgent when the warps have freed two stages of its product: stream.cuh says why.
+    // Copies of experts are urgent from the first on (copy_experts). Others are when the warps have
+    // freed two stages of their product: stream.cuh says why.
     KCCL_DECODE void notice_urgency() {
         is_urgent_ = is_urgent_ || (num_asked_ > 1 && producer_.was_free(second_));
     }
@@ -237,7 +239,7 @@ class MixtureStream {
     }
     KCCL_DECODE bool have_ended() {
         if (platform::warp_any(mem::has_completed_now(&shared_.ended, 0))) return true;
-        if constexpr (S::kTraces) trace_.see(producer_.num_in_flight());
+        if constexpr (S::kTraces) trace_.see(producer_.slots_in_flight());
         watch_.look();
         mem::poll_pause();
         return false;
@@ -247,7 +249,7 @@ class MixtureStream {
     Shared<S>& shared_;
     PoolProducer<WeightRing<S>> producer_;
     Watch<S> watch_;
-    PoolTrace<S, num_stages<S>() + 1> trace_;
+    PoolTrace<S, WeightRing<S>::kStages> trace_;
     const uint8_t* const weights_;
     const uint8_t* from_ = nullptr;  // the next stage outside the experts
     uint32_t num_asked_ = 0;         // the stages of this product that have been copied

@@ -104,18 +104,19 @@ class StageTrace {
 };
 
 // Does what StageTrace does where stages are requested in another order than they are used
-// (pool_order.cuh). They are numbered in the order of their use. At most MOST are in flight.
-template <class S, uint32_t MOST>
+// (pool_order.cuh), into SLOTS slots. They are numbered in the order of their use.
+template <class S, uint32_t SLOTS>
 class PoolTrace {
   public:
     KCCL_DECODE explicit PoolTrace(const Task& task) : task_(task) {}
 
-    // Records that a stage is requested, and goes on to the next number.
-    KCCL_DECODE void ask() {
+    // Records that a stage is requested, and goes on to the next number. see() has been called
+    // since the slot was freed.
+    KCCL_DECODE void ask(uint32_t slot) {
         record(token_step_, next_, kKcclDecodeAsked);
         if constexpr (S::kTraces) {
-            flying_[asked_ % MOST] = {token_step_, next_};
-            ++asked_;
+            stages_[slot] = {token_step_, next_};
+            flying_ |= 1u << slot;
             ++next_;
         }
     }
@@ -126,13 +127,15 @@ class PoolTrace {
         next_ = 0;
         ++token_step_;
     }
-    // As StageTrace::see(). Stages land in the order of their requests.
-    KCCL_DECODE void see(uint32_t num_in_flight) {
+    // As StageTrace::see(), with PoolProducer::slots_in_flight(). Stages may land in any order.
+    KCCL_DECODE void see(uint32_t in_flight) {
         if constexpr (S::kTraces) {
-            for (; asked_ - landed_ > num_in_flight; ++landed_) {
-                const Stage& stage = flying_[landed_ % MOST];
-                record(stage.token_step, stage.number, kKcclDecodeLanded);
+            for (uint32_t slot = 0; slot < SLOTS; ++slot) {
+                if ((flying_ & ~in_flight) >> slot & 1u) {
+                    record(stages_[slot].token_step, stages_[slot].number, kKcclDecodeLanded);
+                }
             }
+            flying_ &= in_flight;
         }
     }
 
@@ -147,8 +150,9 @@ class PoolTrace {
     }
 
     const Task& task_;
-    Stage flying_[S::kTraces ? MOST : 1];
-    uint32_t token_step_ = 0, next_ = 0, asked_ = 0, landed_ = 0;
+    Stage stages_[S::kTraces ? SLOTS : 1];  // slot -> the last stage that was requested into it
+    uint32_t flying_ = 0;                   // bit i: the stage of slot i is not recorded as landed
+    uint32_t token_step_ = 0, next_ = 0;
 };
 
 }  // namespace kccl::decode

@@ -24,7 +24,8 @@ class Tuning:
         in_flight: The most stages of a product that are copied at the same time before the block's
             warps have freed two of that product's stages.
         urgent_in_flight: The most stages of a product that are copied at the same time once two of
-            them have been freed. 0 stands for in_flight.
+            them have been freed; with experts, also for all stages of experts. 0 stands for
+            in_flight.
         parked: With experts: the most stages of the next layer that are copied before those of the
             experts, whose copies wait for the router.
         kv_strands: The KV strands of a KV head, a power of two. A strand is every kv_strands-th

@@ -37,7 +37,7 @@ def program_of(model: str, weights: str | None = None) -> Program:
     [("gpt-oss-120b", None, 16), ("qwen3-30b-a3b", None, 4), ("qwen3-30b-a3b", "fp8", 8)],
 )
 def test_a_mixture_has_eight_warps_and_registers_for_the_steps_of_a_stage(model, weights, steps):
-    """Four warps would need fewer zeros, and six. gpt-oss's experts have a scale for two tiles."""
+    """Four warps, and six, would need fewer zeros. gpt-oss's experts have a scale for two tiles."""
     tuning = tuning_for(program_of(model, weights), 1, H200)
     assert (tuning.warps, tuning.stage_steps) == (8, steps)
 

@@ -91,8 +91,12 @@ def test_the_choice_is_that_of_the_model(experts, warp_size):
 
 
 def test_a_logit_that_is_no_number_makes_all_shares_none():
-    logits = np.zeros((2, 20), np.float32)
+    logits = np.zeros((3, 20), np.float32)
     logits[0, 7] = np.nan
+    # NaN is equal to minus infinity: of those the lower numbers are chosen.
+    logits[2] = -np.inf
+    logits[2, [1, 5]] = np.nan
+    logits[2, 9] = 1
     ids, shares = choose(logits, Experts(num=20, chosen=3), 32)
-    assert np.isnan(shares[0]).all() and not np.isnan(shares[1]).any()
-    np.testing.assert_array_equal(ids, [[0, 1, 2]] * 2)
+    assert np.isnan(shares[[0, 2]]).all() and not np.isnan(shares[1]).any()
+    np.testing.assert_array_equal(ids, [[0, 1, 2], [0, 1, 2], [0, 1, 9]])

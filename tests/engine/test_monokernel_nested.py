@@ -109,6 +109,26 @@ def test_layers_of_several_formats_have_one_form(tmp_path):
                 np.testing.assert_array_equal(one, other)
 
 
+def test_experts_take_16_bits_and_a_notice_says_so():
+    stored = dict.fromkeys(("wq", "wk", "wv", "w1", "w3"), "q4_k") | {"w2": "q8_0"}
+    sizes = {"hidden": 256, "ffn": 256, "head_dim": 32}
+    read = read_for(random_checkpoint("tiny-qwen3-moe", **sizes, stored=stored), "cuda", None)
+    kinds = ("qkv", "expert_gate_up", "expert_down")
+    assert [read.formats[kind].name for kind in kinds] == ["nested4_256", "bfloat16", "q8_0"]
+    told = "Q4_K takes 16 bits a weight: on GPUs it is not multiplied in experts, as in "
+    assert read.expanded == (f"{told}layers.0.experts.0.w1",)
+    assert f"{told}layers.0.experts.0.w1" in rounding(read)
+
+
+def test_columns_that_are_no_blocks_of_a_form_are_told():
+    """A lane has 16 columns of "wo"."""
+    made = random_checkpoint("tiny-llama", hidden=64, head_dim=16, stored={"wo": "q5_0"})
+    read = read_for(made, "cuda", None)
+    assert read.formats["out"].name == "bfloat16"
+    (told,) = read.expanded
+    assert "columns are no whole blocks of 32, as in layers.0.wo" in told
+
+
 # `make test` multiplies by these forms in test_packed_formats.py.
 @pytest.mark.long
 @pytest.mark.parametrize("which", list(MIXED))

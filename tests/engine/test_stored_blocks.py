@@ -154,6 +154,7 @@ def test_layers_may_have_different_formats(tmp_path):
         assert set(alike.expanded) == {
             f"Q8_0 {told} layers have several formats, as in blk.1.ffn_down.weight",
             f"Q4_0 {told} layers have several formats, as in blk.1.attn_output.weight",
+            f"Q4_1 {told} layers have several formats, as in blk.0.ffn_down.weight",
             f"Q8_0 {told} a product has matrices of several formats, as in blk.0.ffn_gate.weight",
             f"Q4_0 {told} a product has matrices of several formats, as in blk.0.ffn_up.weight",
         }
