@@ -20,6 +20,7 @@ from .readings import QUANTITIES, Matrix, Quantity, Range, Reading
 
 if TYPE_CHECKING:
     from .accelerators import with_gpus
+    from .amd import amd_gpus
     from .blocks import BLOCK_LAYOUTS, BlockPlacement, Interleave, grid_counters, place_blocks
     from .blocks import PATTERNS as BLOCK_PATTERNS
     from .cost import ALGORITHMS as PREDICTED
@@ -99,6 +100,7 @@ __all__ = [
     "Route",
     "Shape",
     "Source",
+    "amd_gpus",
     "cgroup_folders",
     "check_plot",
     "complaints",
@@ -165,6 +167,7 @@ _LAZY = {
     "Projection": "decode",
     "Shape": "decode",
     "UNMEASURED_ERROR": "cost",
+    "amd_gpus": "amd",
     "check_plot": "heatmap",
     "complaints": "health",
     "core_to_core": "probes",

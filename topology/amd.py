@@ -7,6 +7,7 @@ from typing import Any
 
 from . import amd_smi, files
 from .accelerators import Found, numa_node
+from .model import Machine
 from .parts import Device, Figure, Link, Source
 
 _NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -41,6 +42,41 @@ def discover(root: str = "/", first: int = 0, smi: Any = None) -> Found:
         GPUs with their compute dies and units, in the driver's order, and the links between them.
         GPUs whose properties a container hides are left out.
     """
+    found = _found(root, first)
+    is_here = Path(root).resolve() == Path("/")
+    if not found.devices or (smi is None and not is_here):
+        return found
+    return amd_smi.completed(found, smi)
+
+
+def amd_gpus(root: str = "/") -> Machine:
+    """Returns a machine that has only the AMD GPUs, by what the driver writes to sysfs. A rank
+    that starts calls it, so it loads no vendor's library, and does not read CPUs and caches.
+
+    Args:
+        root: Folder that holds `sys`.
+
+    Raises:
+        ValueError: The driver's figures contradict each other.
+    """
+    found = _found(root, 0)
+    return Machine(
+        cpu_model=None,
+        architecture=None,
+        kernel=None,
+        cpus=(),
+        allowed_cpus=None,
+        caches=(),
+        numa_nodes=(),
+        memory_bytes=None,
+        devices=found.devices,
+        links=found.links,
+        sources=found.sources,
+    )
+
+
+def _found(root: str, first: int) -> Found:
+    """Returns what the driver tells; the arguments are as in discover()."""
     nodes = files.numbered(Path(root) / _NODES)
     properties = {number: _properties(path / "properties") for number, path in nodes}
     gpus = [number for number, path in nodes if properties[number].get("simd_count")]
@@ -71,9 +107,7 @@ def discover(root: str = "/", first: int = 0, smi: Any = None) -> Found:
                 # Prefers xGMI: between GPUs with xGMI the driver may list a PCIe link, too.
                 if pair not in links or (kind == "xgmi" != links[pair].kind):
                     links[pair] = made
-    found = Found(devices=tuple(devices), links=tuple(links.values()), sources=(_SOURCE,))
-    is_here = Path(root).resolve() == Path("/")
-    return amd_smi.completed(found, smi) if smi is not None or is_here else found
+    return Found(devices=tuple(devices), links=tuple(links.values()), sources=(_SOURCE,))
 
 
 def _gpu(name: str, path: Path, facts: dict[str, int], node: int | None) -> list[Device]:

@@ -248,12 +248,17 @@ class GpuBackend(OnGpu):
 
 
 def _grid_counters(layout: str) -> int | None:
-    """Returns how many counters grid_sync uses, by the dies of the machine's GPUs; None: as many as
-    the target has.
+    """Returns how many counters grid_sync uses, by the dies of the machine's first AMD GPU. None
+    means as many as the target has.
 
     Args:
         layout: KCCL_LAYOUT, as in Env.
     """
     if driver.table().backend != "hip":
         return None  # CUDA's kernels have one counter.
-    return topology.grid_counters(topology.with_gpus(topology.discover()), layout)
+    try:
+        machine = topology.amd_gpus()
+    except (OSError, ValueError):
+        machine = None  # The driver's figures contradict each other. Kernels run with any number.
+    number = topology.grid_counters(machine, layout)
+    return number and min(number, lib.kKcclGridCounters)

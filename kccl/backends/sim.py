@@ -148,7 +148,7 @@ class SimBackend(Backend):
             state=self.state,
             polls_per_check=1,
             timeout=timeout,
-            # The simulated machine has no topology.
+            # The simulated machine has no topology. This class is given no Env, so it reads one.
             grid_counters=topology.grid_counters(None, env.read().layout),
         )
         self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)

@@ -1,13 +1,16 @@
 """What amdsmi adds to discovery, and that its faults do not end it."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from kfd_tree import KFD, mi300x, write
+from kfd_tree import KFD, lines, mi300x, write
 
 from kccl import topology
-from kccl.topology import Graph, amd_smi
+from kccl.backends import gpu as gpu_backend
+from kccl.base.abi import lib
+from kccl.topology import Graph, amd, amd_smi
 from kccl.topology.accelerators import Found
 
 HOST = topology.recorded()["intel-xeon-2-cores"]
@@ -128,3 +131,31 @@ def test_a_partition_does_not_have_the_memory_of_the_card():
     parts = amd_smi.completed(Found(devices=(one, other)), Smi()).devices
     assert whole[0].memory_bytes is not None
     assert [gpu.memory_bytes for gpu in parts] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "number"),
+    [
+        ({}, 8),
+        ({"num_xcc": 1}, 1),
+        ({"num_xcc": 16}, lib.kKcclGridCounters),
+        # More dies than compute units.
+        ({"simd_count": 4}, None),
+    ],
+)
+def test_a_rank_that_starts_reads_the_dies_from_sysfs_alone(
+    tmp_path, monkeypatch, capsys, changed, number
+):
+    """amdsmi prints when it is imported without its library, and what it says is not needed."""
+    facts = {"simd_count": 1216, "simd_per_cu": 4, "num_xcc": 8} | changed
+    files = mi300x(1) | {f"{KFD}/2/properties": lines(**facts)}
+    module = 'print("Unable to find libamd_smi.so")\nraise RuntimeError("amdsmi")\n'
+    root = write(tmp_path, files | {"amdsmi.py": module})
+    monkeypatch.setattr(amd, "_NODES", f"{root}/{KFD}")
+    monkeypatch.syspath_prepend(root)
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    monkeypatch.setattr(gpu_backend.driver, "table", lambda: SimpleNamespace(backend="hip"))
+    assert gpu_backend._grid_counters("topology") == number
+    assert gpu_backend._grid_counters("flat") == 1
+    told = capsys.readouterr()
+    assert told.out == told.err == ""
