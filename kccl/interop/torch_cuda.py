@@ -86,6 +86,7 @@ def check(device_index: int) -> None:
         with On(now):
             is_capturing(now)
         wait_for(now, now, False)
+        torch._C.Future([torch.device("cuda", device_index)])
         # On the default stream of the current GPU these are not called.
         for name in ("_cuda_isCurrentStreamCapturing", "_cuda_setDevice"):
             getattr(torch._C, name)
@@ -121,17 +122,19 @@ class Mark:
         not used again.
         """
         pool = None if is_captured else _free.setdefault(stream.device_index, [])
-        self._pool = pool
         # Another thread may take the last one after the question.
         try:
             self.event = pool.pop() if pool else torch._C._CudaEventBase()
         except IndexError:
             self.event = torch._C._CudaEventBase()
         self.event.record(stream)
+        # Last, so that __del__ gives back no event that could not be made or recorded.
+        self._pool = pool
 
     def __del__(self) -> None:
-        if self._pool is not None:
-            self._pool.append(self.event)
+        pool = getattr(self, "_pool", None)
+        if pool is not None:
+            pool.append(self.event)
 
 
 def wait_for(waits: "torch.cuda.Stream", stream: "torch.cuda.Stream", is_captured: bool) -> None:

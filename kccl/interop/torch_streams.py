@@ -138,9 +138,13 @@ def enqueue(
     own = calls.own[is_capturing] if is_async and calls.own is not None else now
     if own is now or not _fork(own, now, is_capturing):
         last = _order(calls, now, is_capturing)
-        call(comm)
-        needs_mark = is_async or _needs_mark(calls, now, is_capturing)
-        return Place(now, now, _marked(last, is_capturing) if needs_mark else None)
+        try:
+            call(comm)
+        finally:
+            # A call that fails may have enqueued something, and the next one waits for it, too.
+            needs_mark = is_async or _needs_mark(calls, now, is_capturing)
+            mark = _marked(last, is_capturing) if needs_mark else None
+        return Place(now, now, mark)
     try:
         with torch_cuda.On(own, now):
             last = _order(calls, own, is_capturing, behind=now)

@@ -108,7 +108,7 @@ class Work(Handle):
         self._error = error
         self._kept: list[torch.Tensor] = []
         if place is not None and place.stream is not place.caller:
-            self._kept = tensors if inputs is tensors else [*inputs, *tensors]
+            self._kept = [*tensors] if inputs is tensors else [*inputs, *tensors]
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -3,6 +3,7 @@ GPU is needed. tests/hardware/test_torch.py has tests on GPUs.
 """
 
 import gc
+import sys
 from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
@@ -133,6 +134,14 @@ def test_memory_is_not_reused_while_a_call_uses_it(cuda, group):
     group.call("dropped", [x], results=[out])
     gc.collect()
     assert x.used_on == out.used_on == [own, own]
+    # The program may change its own list, here that of tensors that a call changes in place.
+    y = Tensor()
+    mine = [y]
+    work = group.group.run(mine, mine, None, lambda comm: None)
+    mine.clear()
+    del work
+    gc.collect()
+    assert y.used_on == [own]
     # DistributedDataParallel keeps the future alone.
     future = group.call("of a future", [x])[0].get_future()
     gc.collect()
@@ -287,6 +296,10 @@ def test_other_functions_for_streams_are_refused_with_their_names(cuda, monkeypa
     from kccl.interop import torch_cuda
 
     torch_cuda.check(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._C, "Future", lambda: None)
+        with pytest.raises(kccl.Error, match=r"functions for streams .*argument"):
+            torch_cuda.check(0)
     monkeypatch.setattr(torch._C, "_cuda_setStream", lambda stream: None)
     with pytest.raises(kccl.Error, match=r"functions for streams .*stream_id"):
         torch_cuda.check(0)
@@ -353,3 +366,31 @@ def test_a_call_waits_for_one_on_a_stream_that_is_captured_by_now(cuda, group):
     with cuda.graph(side), cuda.on(cuda.default):
         _, before = group.call("beside the capture", [Tensor()], SYNC)
         assert before == {"before"}
+
+
+def test_a_call_waits_for_what_a_failed_one_has_enqueued(cuda, group):
+    side = Stream(cuda, 77)
+
+    def fail(comm):
+        side.run("failed")
+        raise kccl.Timeout("late", rank=0)
+
+    with cuda.on(side), pytest.raises(kccl.Timeout, match="late"):
+        group.group.run([Tensor()], [], SYNC, fail)
+    with cuda.graph(side), cuda.on(cuda.default):
+        assert group.call("beside the capture", [Tensor()], SYNC)[1] == {"failed"}
+
+
+def test_an_event_that_cannot_be_made_is_not_given_back(cuda, monkeypatch):
+    from kccl.interop import torch_cuda
+
+    def refuse():
+        raise RuntimeError("no event")
+
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    monkeypatch.setattr(torch._C, "_CudaEventBase", refuse)
+    with pytest.raises(RuntimeError, match="no event"):
+        torch_cuda.Mark(cuda.default)
+    gc.collect()
+    assert not told and torch_cuda._free == {0: []}
