@@ -20,9 +20,12 @@ within wait() if that comes first. A wrong argument is an error of wait() then. 
 run one after another, in the order in which they were made.
 
 DistributedDataParallel's hooks in C++ (_register_builtin_comm_hook) refuse futures of groups that
-are written in Python. Use those of torch.distributed.algorithms.ddp_comm_hooks. They may make
-calls in callbacks, which run on that thread. If a model has several buckets, their calls may come
-in other orders on other ranks, as with gloo.
+are written in Python. Use those of torch.distributed.algorithms.ddp_comm_hooks.
+
+With tensors on the host, callbacks run on the group's thread, or within wait(), and may make calls
+and wait for them. With several buckets, or other calls meanwhile, ranks may then make their calls
+in different orders, as with gloo: data is mixed up or ranks wait until the timeout. Use one bucket
+(a large bucket_cap_mb), or tensors on GPUs.
 
 Calls on a GPU are enqueued on the current stream. A group's collectives with async_op=True run on a
 stream of the process beside it, which waits for the current one; wait() makes the current stream

@@ -62,7 +62,8 @@ class ProcessGroup(dist.ProcessGroup):
             rank, world_size: This process's rank in the group, and the size of the group.
             timeout: How long ranks wait for each other. Replaces KCCL_TIMEOUT and
                 KCCL_FIRST_TIMEOUT.
-            others: The group of the other backends, as of gloo in "cpu:gloo,cuda:kccl", or None.
+            others: The group of the other backends, as of gloo in "cpu:gloo,cuda:kccl". Only for a
+                MixedGroup: others do not pass calls on.
         """
         init_group(self, store, rank, world_size)
         self._store = store

@@ -197,7 +197,7 @@ KERNELS = (
         "reduce",
         "pairwise",
         "ll16",
-        moves="packets to the root, who reduces everything, and an empty one to every other peer",
+        moves="packets to the root, who reduces everything, and an empty one to every other rank",
         counts=Counts.ELEMENTS,
         takes="root",
         bytes_per_thread=8,

@@ -7,10 +7,10 @@
 // use them in turn, in the order in which the hardware gives blocks to its dies. By estimate
 // (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. In a sync all
 // counters advance by the same number, although they may have unequal numbers of blocks: the first
-// block of each counter adds what the others leave. On AMD's GPUs a thread also polls
-// several times before its wait pauses and checks its timeout, because a poll that comes just too
-// early costs the barrier the time of a poll. Dies have no leaders that tell each other of
-// arrivals, because each hop would go through memory (bench/LOG.md).
+// block of each counter adds what the others leave. On AMD's GPUs a thread also polls several times
+// before its wait pauses and checks its timeout, because a poll that comes just too early costs the
+// barrier the time of a poll. Dies have no leaders that tell each other of arrivals, because each
+// hop would go through memory (bench/LOG.md).
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,

@@ -116,7 +116,7 @@ namespace kccl::platform {
 #if defined(KCCL_TARGET_CUDA)
 
 constexpr uint32_t kWarpSize = 32;
-// The most counters of grid_sync: 1, or kKcclGridCounters. Then comm.grid_counters has the number.
+// The most counters of grid_sync. If it is not 1, comm.grid_counters says how many are used.
 constexpr uint32_t kGridCounters = 1;
 // How many times a waiting thread polls its counter before it pauses (grid.cuh).
 constexpr uint32_t kGridPolls = 1;

@@ -1,14 +1,15 @@
 // reduce, pairwise, ll16, push: the root ends with the reduction of all ranks' arrays.
 //
 //     rank r:  in --pack--> slot[r] in the root's window    2 * n bytes out
-//              one empty packet to every rank but the root  16 bytes each
+//              one empty packet to every rank but the root, itself included
+//                                                           16 bytes each
 //     root:    slot[0..] of its own window --reduce--> out
 //     others:  wait for one packet of every rank
 //
 // n is the length of the message in bytes. Each rank waits for a packet of every peer, so the call
 // is pairwise: the next call has no credit to wait for (channel.cuh). On GPUs that takes less time
-// than the credits of reduce_direct_ll16.cuh. But no rank returns before all have entered the call.
-// all_reduce_one_shot_ll16.cuh explains slots and rounds.
+// than the credits of reduce_direct_ll16.cuh, by a trial (bench/LOG.md). But no rank returns before
+// all have entered the call. all_reduce_one_shot_ll16.cuh explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
