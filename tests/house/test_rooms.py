@@ -11,7 +11,9 @@ import kccl
 from kccl.backends.base import Backend
 from kccl.backends.gpu import GpuBackend
 from kccl.backends.host import HostBackend
+from kccl.backends.on_gpu import OnGpu
 from kccl.backends.sim import SimBackend
+from kccl.backends.staged import StagedBackend
 
 HEADERS = ROOT / "csrc/include/kccl"
 
@@ -81,8 +83,11 @@ def test_only_the_communicator_uses_its_private_names(folder):
 def test_backends_are_siblings_behind_a_pure_interface():
     methods = {name for name, value in vars(Backend).items() if callable(value)}
     assert methods == Backend.__abstractmethods__ and len(methods) > 15
-    for each in (HostBackend, SimBackend, GpuBackend):
+    for each in (HostBackend, SimBackend):
         assert each.__bases__ == (Backend,) and each.__abstractmethods__ == frozenset()
+    for each in (GpuBackend, StagedBackend):
+        assert each.__bases__ == (OnGpu,) and each.__abstractmethods__ == frozenset()
+    assert OnGpu.__bases__ == (Backend,) and OnGpu.__abstractmethods__
     incomplete = type("Incomplete", (HostBackend,), {"clear": Backend.clear})
     with pytest.raises(TypeError, match=r"abstract method '?clear"):
         incomplete(None, None, shares_cores=False, are_threads=True, timeout=1)
