@@ -34,8 +34,8 @@ BY_CONSTANT = {
 }
 # Lines of code that only one of the two targets has: in files of one target, and in their branches
 # of the files above. More is worth a look: it is what a run on one vendor's GPU does not show of
-# the other's. NVIDIA's has 133 lines for numbers of 8 and 4 bits.
-MOST_LINES = {"cuda": 595, "hip": 355}
+# the other's. NVIDIA's has some 185 lines for numbers of 8, 6 and 4 bits, which AMD's has not yet.
+MOST_LINES = {"cuda": 650, "hip": 355}
 
 
 def _device_sources():
