@@ -251,7 +251,7 @@ def grid_counters(machine: Machine | None, layout: str = "topology") -> int | No
 
 def num_counters(graph: Graph, gpu: Device) -> int:
     """Returns how many counters the blocks of grid_sync use: one for each die that has an L2 cache
-    of its own, as the dies on I/O dies have. Two for the halves of an H200's L2 are slower than one
+    of its own, as AMD's XCDs have. Two for the halves of an H200's L2 are slower than one
     (bench/LOG.md, 2026-11-29).
     """
     dies = [each for each in graph.of_kind("die") if each.id.startswith(f"{gpu.id}/")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -41,6 +42,21 @@ def document(
         ),
         "rows": list(rows),
     }
+
+
+def tell(found: Document, print_table: Callable[[Sequence[Row]], None], *, as_json: bool) -> int:
+    """Prints the table of a document's rows. Returns the exit code: 1 if an element was wrong.
+
+    Args:
+        found: The document.
+        print_table: Prints the rows.
+        as_json: Prints the document, too, and the table on stderr.
+    """
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        print_table(found["rows"])
+    if as_json:
+        print(json.dumps(found))
+    return int(any(row["wrong"] for row in found["rows"]))
 
 
 def _shared(argument: str) -> str:

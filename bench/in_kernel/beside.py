@@ -18,7 +18,6 @@ calls took 41 s on an H200 (bench/LOG.md, 2026-11-30). 7, the default, have not 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ import kccl
 from .. import collectives
 from ..gpu.device import Gpu
 from ..gpu.side import describe
-from ..harness.document import document, machine
+from ..harness.document import document, machine, tell
 from ..harness.forms import DELAYS_ALONE, ORDERS, Form, of_barriers
 from ..harness.measure import Row
 from ..harness.problem import Comm, Problem
@@ -110,7 +109,7 @@ class Bench:
         blocks = APART if apart else units
         self.runner = Beside(self.gpu, blocks, _SHARED_APART if apart else _SHARED_BYTES)
         module = self.runner.compile(KERNELS, kernel_names())
-        exchange = exchange_shape(_problem("exchange"), blocks)
+        exchange = exchange_shape(problem_of("exchange"), blocks)
         # Half is for slices, and the rest for the words of Counted and Flagged.
         room = max(2 * exchange_bytes(exchange, 1), 32 << 10)
         device_comm = comm.device_comm(channels=1, max_bytes=16, exchange_bytes=room)
@@ -122,7 +121,7 @@ class Bench:
             if form.algorithm == "grid_exchange":
                 made = Exchanging(notebook, kernels, exchange, form, device_comm)
             else:
-                how = shape(_problem("grid_sync"), blocks)
+                how = shape(problem_of("grid_sync"), blocks)
                 made = BarrierForm(notebook, kernels, how, device_comm)
             nbytes = _BYTES if form.algorithm == "grid_exchange" else 0
             self._made.append((layout, form, nbytes, made))
@@ -177,7 +176,7 @@ class Bench:
             times.setdefault(key, []).append(found)
 
 
-def _problem(name: str) -> Problem:
+def problem_of(name: str) -> Problem:
     table = collectives.load(name)
     dtype = table.dtype or "int64"  # grid_sync has none, and does not look at it
     (found,) = table.problems(
@@ -291,14 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row(key, times[key], device.multiprocessors) for key in order]
     found = document(rows, facts)
     found["command"] = "python -m kccl.bench.in_kernel.beside"
-    out = sys.stdout
-    if given.json:
-        sys.stdout = sys.stderr
-    print_table(rows)
-    sys.stdout = out
-    if given.json:
-        print(json.dumps(found))
-    return int(any(row["wrong"] for row in rows))
+    return tell(found, print_table, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ kernel with thousands of calls, whose results are checked.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from .. import collectives
 from ..gpu.device import Gpu
 from ..gpu.side import describe
 from ..harness.data import count_wrong
-from ..harness.document import document, machine
+from ..harness.document import document, machine, tell
 from ..harness.forms import DELAYS_ALONE, ORDERS
 from ..harness.measure import Row
 from ..harness.problem import Array
-from .beside import _problem
+from .beside import problem_of
 from .contenders import CHECKED, BarrierForm, InKernel, Notebook, Runner, shape
 from .exchange import Exchanging, end, exchange_bytes, exchange_shape
 from .side import FOLDER
@@ -118,7 +117,9 @@ def seats(halves: Sequence[int], lanes: int, layout: str, *, one: bool = False) 
 
 @dataclass(frozen=True)
 class _Given:
-    """The arrays of one division into lanes: seats, boards, and the slices that blocks publish."""
+    """The arrays of one division into lanes: its table, the boards of barriers' checks, and the
+    slices that blocks publish first, on the host and (`input`) on the GPU.
+    """
 
     table: Any
     boards: Any
@@ -127,7 +128,9 @@ class _Given:
 
 
 class Calls:
-    """The calls of one order among the blocks of lanes; kernels and memory for all seats."""
+    """Makes calls among the blocks of each lane: barriers and exchanges. Has the memory that they
+    need for any division of the multiprocessors into lanes.
+    """
 
     def __init__(self, runner: Runner, module: Any, notebook: Notebook, most: int) -> None:
         """Allocates memory.
@@ -232,7 +235,7 @@ class Calls:
 
 
 def kernel_names() -> list[str]:
-    """Returns the name expressions of the kernels among lanes."""
+    """Returns the name expressions of the kernels whose calls are among the blocks of a lane."""
     kinds = ("lane_syncs", "lane_exchanges")
     return [f"in_kernel::{kind}<{how}>" for kind in kinds for how in ORDERS.values()]
 
@@ -246,7 +249,7 @@ def librarys(runner: Runner, units: int) -> tuple[Any, list[tuple[str, str, InKe
     names = [name for _, form in found for name in form.names("int64", 1)]
     module = runner.compile(KERNELS, [*names, *kernel_names(), DELAYS_ALONE])
     notebook = Notebook(runner, module, units, None)
-    exchange = exchange_shape(_problem("exchange"), units)
+    exchange = exchange_shape(problem_of("exchange"), units)
     device_comm = runner.comm.device_comm(
         channels=1, max_bytes=16, exchange_bytes=exchange_bytes(exchange, 1)
     )
@@ -257,7 +260,9 @@ def librarys(runner: Runner, units: int) -> tuple[Any, list[tuple[str, str, InKe
         if table.name == "exchange":
             call = Exchanging(notebook, kernels, exchange, form, device_comm)
         else:
-            call = BarrierForm(notebook, kernels, shape(_problem("grid_sync"), units), device_comm)
+            call = BarrierForm(
+                notebook, kernels, shape(problem_of("grid_sync"), units), device_comm
+            )
         made.append((table.name, form.order, call))
     return module, made
 
@@ -357,14 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = timed(runner, known, calls=given.calls, repeats=given.repeats)
     found = document(rows, facts)
     found["command"] = "python -m kccl.bench.in_kernel.lanes"
-    out = sys.stdout
-    if given.json:
-        sys.stdout = sys.stderr
-    print_table(rows)
-    sys.stdout = out
-    if given.json:
-        print(json.dumps(found))
-    return int(any(row["wrong"] for row in rows))
+    return tell(found, print_table, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@
 
 namespace kccl::decode {
 
-// Whether a thread has few registers, because the block has many warps. Then it holds fewer float4s
-// at the same time, so that none is spilled. That also keeps the code of a layer within the
-// multiprocessor's instruction cache.
+// Whether a thread has few registers, because the block has many warps. Then fewer queries share a
+// tile, so that fewer registers are spilled. The code of a layer is shorter then, too, and a token
+// step of several columns takes less time (bench/LOG.md).
 template <class S>
 constexpr bool kHasFewRegisters = S::kWarps > 6;
 

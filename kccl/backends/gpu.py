@@ -261,4 +261,4 @@ def _grid_counters(layout: str) -> int | None:
     except (OSError, ValueError):
         machine = None  # The driver's figures contradict each other. Kernels run with any number.
     number = topology.grid_counters(machine, layout)
-    return number and min(number, lib.kKcclGridCounters)
+    return None if number is None else min(number, lib.kKcclGridCounters)

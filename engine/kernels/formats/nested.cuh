@@ -2,7 +2,7 @@
 // twin of formats/nested.py, which says how a block of COLUMNS columns is stored.
 //
 // A strip has the FP16 factors of its rows, and a byte for each scale and each minimum of its
-// tiles. Its bytes are 128 more than they mean. Integers less ZERO become FP16. A minimum
+// tiles: the number plus 128. Integers less ZERO become FP16. A minimum
 // multiplies the sum of the vector over its columns. The matrix unit makes that sum as well, as a
 // product with ones. So both sums are FP32, and weights are never rounded.
 #pragma once
