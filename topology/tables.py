@@ -30,9 +30,10 @@ class Titled:
         unbroken: Headings of further columns that are never wrapped. The first column is wrapped
             only in a narrow window, or if `wraps`.
         below: Heading of a column whose cells stand below those of the first column in a window of
-            80 columns or fewer.
+            80 columns or fewer. In a narrow window the cells of `only_wide` stand there too, each
+            behind its heading.
         wraps: Whether the first column has sentences, which are wrapped in any window.
-        only_wide: Headings of columns that are left out in a narrow window.
+        only_wide: Headings of columns that a narrow window has no room for.
         only_widest: Headings of columns that are also left out in a window of 80 columns.
     """
 
@@ -80,11 +81,15 @@ class Titled:
         for row in self.rows:
             cells = [row[at] for at in shown if at < len(row)]
             if is_below:
-                below = row[self.columns.index(self.below)]
+                told = dict(zip(self.columns, row, strict=False))
+                below = [told[self.below]]
+                if is_narrow:
+                    below.append(", ".join(f"{each} {told[each]}" for each in self.only_wide))
                 width = options.max_width - 3 if is_narrow else options.max_width * 3 // 7
-                cells[0] += "".join(
-                    f"\n  {line}" for line in wrap(below, width, break_on_hyphens=False)
-                )
+                lines = [
+                    line for text in below for line in wrap(text, width, break_on_hyphens=False)
+                ]
+                cells[0] += "".join(f"\n  {line}" for line in lines)
             grid.add_row(*map(Text, cells))  # Text, since a name may have [markup]
         yield Text(self.title, "bold")
         yield grid

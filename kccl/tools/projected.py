@@ -10,7 +10,7 @@ from ..base.errors import InvalidArgument
 from ..bench.names import did_you_mean
 from ..topology.tables import Titled
 from .machines import estimated, ranks_on, weakest
-from .screen import console, fitted
+from .screen import NARROW, console, fitted
 from .topo import draw, recorded
 
 
@@ -130,20 +130,24 @@ def _table(
         guesses |= {f"{name}. {text}": None for text in estimated(machine, each.sources)}
     columns = ("machine", "GPUs", "tok/s", "least", "most", "bound", "figures", "error")
     numbers = ("GPUs", "tok/s", "least", "most", "bound")
-    console(sys.stdout).print(
+    tables = console(sys.stdout)
+    tables.print(
         Titled(
             f"{title}: a prediction",
             columns,
             rows,
             right=numbers,
-            only_wide=("error",),
-            unbroken=("figures",),
+            only_wide=("bound", "figures", "error"),
+            unbroken=("machine", "figures"),
         )
     )
     most = " A mixture of experts is a bound: at most so many." if shape.is_sparse else ""
+    # What the columns say that a narrow window has no room for.
+    figures = ['The column "figures" says how the least certain figure of each machine is known.']
+    missing = [f"{row[0]}: {row[-1]}." for row in rows if row[0] not in found]
     lines = [
         f"Shape: {shape.source}.",
-        'The column "figures" says how the least certain figure of each machine is known.',
+        *(missing if tables.width < NARROW else figures),
         *guesses,
         f"{_TRUST}{most}",
     ]

@@ -137,7 +137,15 @@ def test_decode_is_compared_on_all_machines_and_drawn(capsys, tmp_path, monkeypa
     assert shown.count("outside of the range of") == 1 and "outside of the range of h200-8" in shown
     # What does not fit says so, in its row.
     assert cli.main(["plan", "decode", "--model", "kimi-k2.6"]) == 0
-    assert "the weights are 592 GB, and the memory of 2" in capsys.readouterr().out
+    wide = capsys.readouterr().out
+    assert "the weights are 592 GB, and the memory of 2" in wide and "h100-2: the" not in wide
+    # Also in a narrow window, which keeps the machines' names in one piece.
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli.main(["plan", "decode", "--model", "kimi-k2.6"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.partition("Shape")[0].splitlines())) <= 40
+    assert re.search(r"^gb200-nvl72 +8 +[\d,]+ *$", shown, re.MULTILINE)
+    assert "h100-2: the weights are 592 GB" in " ".join(shown.split())
 
 
 def test_mixtures_of_experts_are_bounds_and_published_figures_have_sources():
