@@ -3,12 +3,14 @@
     python3 .ci/step.py [--show] "compiling the core" "core compiled" COMMAND ...
 
 The line says what is being done and for how many seconds; at the end, what was done. What the
-command prints is shown if it fails. With --show its standard output is shown if it succeeds, too.
-Steps may run at the same time: one of them has the line, the others wait for it.
+command prints is shown if it fails. With --show its standard output is shown if it succeeds, too,
+and COLUMNS tells the command how wide the terminal is. Steps may run at the same time: one of them
+has the line, the others wait for it.
 """
 
 import argparse
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -37,9 +39,11 @@ def main() -> int:
         tempfile.TemporaryFile() as err,
         open(__file__, "r+") as me,
     ):
-        stderr = err if args.show else subprocess.STDOUT
+        stderr, env = err if args.show else subprocess.STDOUT, dict(os.environ)
+        if args.show and is_terminal:
+            env["COLUMNS"] = str(shutil.get_terminal_size().columns)
         process = subprocess.Popen(
-            args.command, stdin=subprocess.DEVNULL, stdout=out, stderr=stderr
+            args.command, stdin=subprocess.DEVNULL, stdout=out, stderr=stderr, env=env
         )
         shown = ""
         while process.poll() is None:

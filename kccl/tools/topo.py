@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import topology
 from ..base import env, errors, extras
-from .screen import console, fitted
+from .screen import console, fitted, say
 
 _JSON_HELP = "print one JSON document; tables go to stderr"
 
@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
         shown.append(_blocks(machine, args.place, lanes, args.layout or "topology"))
     tables.print(topology.table(machine, topology.recorded()))
     for sentence in told:
-        tables.print(sentence, markup=False, style="yellow")
+        say(tables, sentence, "yellow", hanging=4)
     for text in shown:
         print(fitted(text, tables.file, hanging=4), file=tables.file)
     if args.plot:
@@ -241,9 +241,9 @@ def _ranks(machine: topology.Machine, world_size: int, layout: str) -> str:
             return f"{topology.predict_barrier(machine, placed, on):.2f} us"
 
         lines.append(
-            f"  a barrier's words take {predicted(layout, cpus)} in the layout {layout!r}, "
-            f"{predicted(other, there)} in the layout {other!r} on the CPUs of that, and "
-            f"{predicted(other, cpus)} on these CPUs: a prediction"
+            f"  predicted for the words of a barrier: {predicted(layout, cpus)}. In the layout "
+            f"{other!r} {predicted(other, there)} on the CPUs that it chooses, and "
+            f"{predicted(other, cpus)} on those above"
         )
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 STEP = [sys.executable, str(Path(__file__).resolve().parents[2] / ".ci" / "step.py")]
@@ -25,6 +26,19 @@ def test_show_prints_what_was_asked_for_and_no_warning():
     done = step("--show", "working", "worked", "sh", "-c", NOISY)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"worked, \d+ s\nfigures\n", done.stdout)
+
+
+def test_show_tells_the_command_how_wide_the_terminal_is():
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 47))
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    words = [*STEP, "--show", "working", "worked", "sh", "-c", 'echo "$COLUMNS wide"']
+    assert (
+        subprocess.run(words, stdin=terminal, stdout=terminal, env=env, timeout=60).returncode == 0
+    )
+    assert "47 wide" in os.read(screen, 1 << 16).decode()
+    for file in (screen, terminal):
+        os.close(file)
 
 
 def test_a_step_that_fails_shows_everything_and_its_code():

@@ -21,8 +21,8 @@ def test_ranks_are_placed_on_the_machine_that_is_shown(topo, tmp_path, monkeypat
     assert code == 0
     assert "group 12-17 on cpu16, cpu17, cpu18, cpu19, cpu20, cpu21; rank 12 leads" in shown
     assert (
-        "0.21 us in the layout 'topology', 0.22 us in the layout 'flat' on the CPUs of that, and "
-        "0.32 us on these CPUs: a prediction"
+        "predicted for the words of a barrier: 0.21 us. In the layout 'flat' 0.22 us on the CPUs "
+        "that it chooses, and 0.32 us on those above"
     ) in shown
     path = tmp_path / "machine.json"
     path.write_text(topology.recorded()["intel-xeon-gold-6242-32-cores"].to_json())
