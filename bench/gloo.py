@@ -69,7 +69,7 @@ class Turns:
         """
         counts = {library: calls or self._calls(run) for library, run in runs.items()}
         times_us: dict[str, list[float]] = {library: [] for library in runs}
-        others = Others(self.comm)
+        others = Others(self.comm.gather_objects)
         for repeat in range(self._repeats):
             for library in list(runs)[:: 1 if repeat % 2 == 0 else -1]:
                 slowest = max(self.comm.gather_objects(self._turn(runs[library], counts[library])))

@@ -1,4 +1,5 @@
-"""Tells which share of the CPUs programs other than the ranks have had meanwhile.
+"""Tells which share of the CPUs programs other than the ranks have had meanwhile; also used by
+`kccl topo --probe`, which has no ranks.
 
 The ranks' own threads do not count: a library may have more of them than there are CPUs.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,24 @@ def ran_s(stat: str, cpus: Collection[int]) -> float:
 class Others:
     """A clock of what other programs take of the CPUs that the ranks may use."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(
+        self, gather: Callable[[Any], list[Any]], cpus: Collection[int] | None = None
+    ) -> None:
         """Begins to measure. Collective.
 
         Args:
-            comm: The ranks' kccl.Communicator, all of one machine.
+            gather: Returns each rank's argument, as gather_objects() of the ranks' communicator.
+                All ranks are of one machine.
+            cpus: Numbers of the CPUs. Default: those that the ranks may use.
         """
-        self._comm = comm
-        allowed = comm.gather_objects(sorted(os.sched_getaffinity(0)))
+        self._gather = gather
+        allowed = gather(sorted(os.sched_getaffinity(0) if cpus is None else cpus))
         self._cpus = {cpu for each in allowed for cpu in each}
         self._began = self._now()
 
     def _now(self) -> tuple[float, float, float]:
         """Returns the time, and the seconds that the CPUs and the ranks have run. Collective."""
-        ranks_s = sum(self._comm.gather_objects(time.process_time()))
+        ranks_s = sum(self._gather(time.process_time()))
         return time.perf_counter(), ran_s(_STAT.read_text(), self._cpus), ranks_s
 
     def share(self) -> float:

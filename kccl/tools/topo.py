@@ -12,6 +12,8 @@ from ..base import env, errors, extras
 from .screen import console, fitted, say
 
 _JSON_HELP = "print one JSON document; tables go to stderr"
+# The share of the probed CPUs that other programs may have.
+_BUSY_SHARE = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,10 +141,22 @@ def _probed(
             raise errors.BackendError(
                 f"this process cannot use the machine's GPUs{reason}. --cpus N probes CPUs instead"
             )
+    from ..bench.harness.others import Others
     from .probe import probed
 
+    most = len(machine.cpus) if cpus is None else cpus
+    try:
+        others = Others(lambda mine: [mine], topology.spread(machine, most))
+    except OSError:
+        others = None  # A container may hide /proc/stat.
     machine = probed(machine, cpus)
-    return machine, tuple(_ills(machine))
+    told = _ills(machine)
+    if others is not None and (share := others.share()) > _BUSY_SHARE:
+        told.append(
+            f"looks ill: other programs had {share:.0%} of these CPUs' time meanwhile, and the "
+            "latencies may be too long: end them, and probe again"
+        )
+    return machine, tuple(told)
 
 
 def _ills(machine: topology.Machine) -> list[str]:

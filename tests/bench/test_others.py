@@ -35,7 +35,7 @@ def machine(monkeypatch, tmp_path):
     spend((7, 8, 9), (3, 4))
     monkeypatch.setattr(others, "_STAT", path)
     monkeypatch.setattr(others.time, "perf_counter", lambda: now.time)
-    return SimpleNamespace(spend=spend, comm=SimpleNamespace(gather_objects=gather))
+    return SimpleNamespace(spend=spend, gather=gather)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def machine(monkeypatch, tmp_path):
     ],
 )
 def test_what_the_ranks_have_not_used_is_the_others(machine, cpus, ranks, share):
-    found = others.Others(machine.comm)
+    found = others.Others(machine.gather)
     machine.spend(cpus, ranks)
     assert found.share() == pytest.approx(share)

@@ -1,11 +1,13 @@
 """`kccl topo`: places ranks and blocks on any machine, and says why something is refused."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
 import kccl
 from kccl import topology
+from kccl.bench.harness import others
 from kccl.tools import cli, probe
 
 
@@ -77,6 +79,19 @@ def test_blocks_are_placed(topo):
 def test_what_has_no_effect_is_refused(topo, arguments, told):
     code, _, complaint = topo(*arguments)
     assert code == 2 and told in complaint
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.04, ""), (0.43, "other programs had 43%")])
+def test_a_probe_beside_other_programs_looks_ill(topo, monkeypatch, share, told):
+    monkeypatch.setattr(others.Others, "share", lambda _: share)
+    monkeypatch.setattr(probe, "core_to_core_us", lambda *_: 0.05)
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one core")
+    monkeypatch.setenv("COLUMNS", "50")
+    shown = topo("--probe", "--cpus", "2")[1]
+    assert ("looks ill" in shown) == bool(told) and told in shown
+    # Between words, as in a window.
+    assert max(map(len, shown.split("looks ill")[-1].splitlines())) <= 50
 
 
 @pytest.mark.parametrize(
