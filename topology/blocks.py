@@ -177,7 +177,8 @@ def place_blocks(
     names = ["counters"] * is_sync + ["flat"] + ["copies"] * is_apart
     names += ["leaders"] * (is_sync and is_apart)
     if layout not in ("topology", *names):
-        raise ValueError(f"layout is {layout!r}, must be one of {', '.join(names)} for this kernel")
+        offered = ", ".join(("topology", *names))
+        raise ValueError(f"layout is {layout!r}, must be one of {offered} for this kernel")
     made = {
         "counters": lambda: block_layouts.counters(gpu.id, at, num_counters(graph, gpu)),
         "flat": lambda: block_layouts.flat(gpu.id, at, slice_bytes),

@@ -106,7 +106,7 @@ def test_another_layout_than_the_librarys_is_chosen_only_for_a_gain_beyond_the_e
     # A half of L2 is near no address (bench/LOG.md, 2026-11-29), so it has no copies or leaders.
     assert two.layout.name == placed("h100-2").layout.name == "counters"
     assert two.predicted_us.keys() == {"counters", "flat"}
-    with pytest.raises(ValueError, match="must be one of counters, flat for this kernel"):
+    with pytest.raises(ValueError, match="must be one of topology, counters, flat for this kernel"):
         placed("h200-2", layout="copies")
     # As measured: the constants are fitted to it. A counter wins.
     assert two.predicted_us["counters"] == pytest.approx(0.592, rel=0.05)
