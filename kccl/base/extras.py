@@ -7,7 +7,7 @@ libraries themselves.
 import re
 import shlex
 import sys
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -66,7 +66,10 @@ def pip_install() -> str:
     has no pip.
     """
     python = shlex.quote(sys.executable)
-    return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    # Why not importlib.util.find_spec(): setuptools has a finder that takes a search for pip for
+    # pip's start. From then on, before Python 3.12, `import setuptools` fails in this process.
+    has_pip = PathFinder.find_spec("pip") is not None
+    return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
 
 
 def missing(error: ImportError) -> str:

@@ -44,6 +44,14 @@ def test_a_command_has_the_requirements_of_pyproject(extra):
         assert Requirement(requirement).name
 
 
+def test_after_a_hint_setuptools_can_be_imported():
+    """PyTorch's inductor imports it."""
+    pytest.importorskip("setuptools")
+    program = "from kccl.base import extras; print(extras.pip_install()); import setuptools"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, shlex.join(PIP) + "\n"), done.stderr
+
+
 METADATA = """Metadata-Version: 2.4
 Name: kccl
 Version: 1
@@ -76,7 +84,7 @@ def test_without_both_the_hint_still_names_the_extra(monkeypatch, tmp_path):
 
 
 def test_where_there_is_no_pip_uv_installs(monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "PathFinder", SimpleNamespace(find_spec=lambda name: None))
     words = shlex.split(kccl.install_command("amd"))
     assert words == ["uv", "pip", "install", "--python", sys.executable, *EXTRAS["amd"]]
 
