@@ -57,12 +57,20 @@ class GpuBackend(OnGpu):
         shares_cores: bool,
         are_threads: bool,
         timeout: float,
+        exchanges: bool = True,
     ) -> None:
-        """See Opener; `device` is the rank's."""
+        """See Opener.
+
+        Args:
+            device: The GPU of this rank.
+            exchanges: Whether kernels exchange data with other ranks. If not, none is compiled
+                ahead of its first call.
+        """
         variables = env.read()
         super().__init__(device)
         self._pid = os.getpid()
-        serve(device, mesh.world_size, variables.preload)
+        is_lazy = variables.preload == "all" and not exchanges
+        serve(device, mesh.world_size, "cached" if is_lazy else variables.preload)
         # Ranks that share a GPU use no programmatic dependents: their waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
         shared = sharing.agree(

@@ -65,7 +65,7 @@ class StagedBackend(OnGpu):
         self.grouping = grouping = self._host.grouping
         # For calls that need no other rank.
         group = grouping.teams_of(mesh.rank)[0]
-        self._gpu = GpuBackend(device, Team(mesh, group), settings, **ways)
+        self._gpu = GpuBackend(device, Team(mesh, group), settings, exchanges=False, **ways)
         self.queue, self.caveat = self._gpu.queue, ""
         self.context = self._host.context
         own = self._host.state.own

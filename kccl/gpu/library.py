@@ -8,6 +8,7 @@ a call needs is loaded before any kernel can wait:
     kccl.init(), and whatever else makes a communicator, loads every kernel that only moves data,
     and every kernel that reduces and is in the cache on disk: because a program before has used
     it, or because of `kccl warm`. It loads the modules that kccl.compile() has made so far, too.
+    Between nodes the host moves the data, so such a communicator compiles none then.
 
     kccl.compile() loads what it has compiled on the GPU of this thread's communicator.
 
