@@ -90,8 +90,18 @@ def test_each_order_has_its_instruction(body, assembly):
         assert re.fullmatch(pattern, instruction), assembly[body]
 
 
+@pytest.fixture(scope="session")
+def can_link(tmp_path_factory):
+    """Not of the module: a worker would run all tests that have it."""
+    aarch64.make_linkable(tmp_path_factory.mktemp("linked"))
+
+
+needs_links = pytest.mark.usefixtures("can_link")
+
+
+@needs_links
 @pytest.mark.long
-@pytest.mark.takes(40)
+@pytest.mark.takes(40, fixtures_apart=True)
 def test_the_engine_gives_the_bits_of_this_machine(tmp_path):
     """With NEON on one; test_engine_core.py compares the other's instruction sets."""
     sources = test_engine_core.sources_of_compute(["compute_baseline"])
@@ -110,8 +120,9 @@ def test_the_engine_gives_the_bits_of_this_machine(tmp_path):
     assert there == ["baseline", here[-1]]
 
 
+@needs_links
 @pytest.mark.long
-@pytest.mark.takes(40)
+@pytest.mark.takes(40, fixtures_apart=True)
 def test_every_kernel_of_the_host(tmp_path):
     most_ranks = "2"
     # Why -O0: Zig takes five times as long for -O1. At -O0 it adds UBSan, which is
@@ -122,8 +133,9 @@ def test_every_kernel_of_the_host(tmp_path):
     assert (done.stdout, done.stderr) == ("all results are right\n", "")
 
 
+@needs_links
 @pytest.mark.long
-@pytest.mark.takes(40)
+@pytest.mark.takes(40, fixtures_apart=True)
 def test_ranks_on_cpus(tmp_path):
     program = tmp_path / "example"
     command = [*aarch64.CXX, "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]

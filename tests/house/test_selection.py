@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from budget import drawn
+from limits import Limits
 from long import long_after, long_beyond_each
 from skips import is_allowed
 from source_tree import ROOT
@@ -213,6 +215,15 @@ def test_a_test_that_hangs_shows_the_stacks_and_ends_what_it_started(workers, to
     assert "in test_hangs" in shown
     assert "in_a_rank" in shown
     assert "1 failed, 1 passed" in shown
+
+
+@pytest.mark.parametrize("apart", [{}, {"fixtures_apart": True}])
+def test_a_limit_covers_fixtures_unless_they_are_apart(apart):
+    added = []
+    takes = pytest.mark.takes(20, **apart).mark
+    item = SimpleNamespace(get_closest_marker=lambda _: takes, add_marker=added.append)
+    Limits().pytest_collection_modifyitems([item])
+    assert added == [pytest.mark.timeout(100, func_only=bool(apart))]
 
 
 def test_signals_work_though_who_started_the_tests_ignores_them(told, tmp_path):

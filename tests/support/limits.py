@@ -91,7 +91,9 @@ class Limits:
         for item in items:
             takes = item.get_closest_marker("takes")
             if takes is not None:
-                item.add_marker(pytest.mark.timeout(limit_of(takes.args[0])))
+                apart = takes.kwargs.get("fixtures_apart", False)
+                limit = limit_of(takes.args[0])
+                item.add_marker(pytest.mark.timeout(limit, func_only=apart))
 
     # GPU hosts may not have pytest-timeout.
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
