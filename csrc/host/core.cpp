@@ -110,13 +110,20 @@ void kccl_host_make_comm(KcclDeviceComm* filled, int rank, int world_size, const
 const char* kccl_host_instruction_set(void) { return kccl::host::instruction_set().name; }
 
 int kccl_host_bind(KcclHostOp* op) {
-    const KcclCall& call = op->call;
+    KcclCall& call = op->call;
     if (call.kernel >= kKcclNumKernels || call.dtype >= kKcclNumDtypes || call.op >= kKcclNumOps ||
         call.comm.abi_version != kKcclAbiVersion) {
         return -1;
     }
-    op->kernel = kccl::host::instruction_set().kernels->kernel[call.kernel][call.dtype][call.op];
-    return op->kernel == nullptr ? -1 : 0;
+    const kccl::host::KernelTable& table = *kccl::host::instruction_set().kernels;
+    op->kernel = table.kernel[call.kernel][call.dtype][call.op];
+    if (op->kernel == nullptr) return -1;
+    const uint64_t units = table.units[call.kernel][call.dtype];
+    if (units > 1) {
+        call.count *= units;
+        op->bytes_per_count /= units;
+    }
+    return 0;
 }
 
 uint32_t kccl_host_run(KcclHostOp* op) {

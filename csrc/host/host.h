@@ -17,10 +17,12 @@ using RowsReducer = void (*)(void* out, const void* const* rows, int num_rows, u
 
 // The kernels compiled for one instruction set. kernel: by KcclKernel, KcclDtype and KcclOp.
 // Kernels without an operator stand at operator 0; kernels without a type also at type 0. Null:
-// there is no such kernel. rows: by KcclDtype and KcclOp, the functions that reduce rows in this
-// rank's own memory.
+// there is no such kernel. units: by KcclKernel and KcclDtype, in how many units a kernel that
+// reduces takes an element, see Raw in reducers.h; 0 for other kernels. rows: by KcclDtype and
+// KcclOp, the functions that reduce rows in this rank's own memory.
 struct KernelTable {
     Kernel kernel[kKcclNumKernels][kKcclNumDtypes][kKcclNumOps];
+    uint8_t units[kKcclNumKernels][kKcclNumDtypes];
     RowsReducer rows[kKcclNumDtypes][kKcclNumOps];
 };
 

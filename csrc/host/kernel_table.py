@@ -3,9 +3,10 @@
 The list follows from kccl/plan/specs.py and from each kernel's template parameters. build_ffi.py
 calls this module before the compiler runs, and writes the file into the build folder.
 
-A kernel that reduces has an instance for each size of elements. At run time the instance finds the
-functions that reduce elements of its call's type by its call's operator in a second table
-(reducers.h).
+A kernel that reduces has one instance, which moves elements of any type as bytes. If it cuts
+messages into payloads, it has a second instance for elements that are longer than a payload. At run
+time an instance finds the functions that reduce elements of its call's type by its call's operator
+in a second table (reducers.h).
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ from kccl.plan.spec import KernelSpec, needs_floats
 from kccl.plan.specs import KERNELS
 
 CSRC = Path(__file__).resolve().parents[1]
+PAYLOAD_BYTES = 8
+"""As kPayloadBytes in payload.cuh."""
 # min and max of the other common types are faster by tiles (bench/LOG.md, 2026-11-30).
 _MINIMA_BY_ROWS = (dtypes.float16, dtypes.int64)
 FAST = {
@@ -57,6 +60,16 @@ def reducer(dtype: Dtype, op: str) -> str:
     return f"k{kind}Reducer<{same[0].cpp_name}, {cpp_op(same[1])}>"
 
 
+def units(spec: KernelSpec, dtype: Dtype) -> int:
+    """Returns as how many units a kernel that reduces takes an element.
+
+    Mostly it is the element's bytes. But if messages are cut into payloads, a longer element is one
+    unit, so that it is not cut. Other kernels cut only at cache lines.
+    """
+    is_cut = spec.protocol != "simple" and dtype.itemsize > PAYLOAD_BYTES
+    return 1 if is_cut else dtype.itemsize
+
+
 def cases(types: Iterable[Dtype]) -> Iterator[tuple[Dtype, str, str]]:
     """Yields each element type with each operator that takes it, and their indices in C++ text."""
     for dtype in types:
@@ -75,11 +88,15 @@ def kernel_table(types: Iterable[Dtype] = dtypes.ALL) -> str:
     lines: list[str] = []
     for spec in kernels:
         if "class Op" in parameters(path_of(spec.name, CSRC)):
+            taken = [each for each in types if needs_floats not in spec.needs or each.has_nan]
             lines += (
                 f"    table.kernel[{spec.constant}]{at} = "
-                f"{entry(spec, f'Raw<{dtype.itemsize}>', 'Tabled')};"
-                for dtype, op, at in cases(types)
-                if needs_floats not in spec.needs or dtype.has_nan
+                f"{entry(spec, f'Raw<{dtype.itemsize // units(spec, dtype)}>', 'Tabled')};"
+                for dtype, op, at in cases(taken)
+            )
+            lines += (
+                f"    table.units[{spec.constant}][{dtype.constant}] = {units(spec, dtype)};"
+                for dtype in taken
             )
         elif spec.takes_type is not None:
             lines += (

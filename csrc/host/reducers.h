@@ -1,7 +1,7 @@
-// Functions that reduce, which kernels call by pointers. A kernel that reduces is compiled once for
-// each size of elements, not for each type and operator. It finds the functions for the type and
-// the operator of its call in a table. So a further type costs the host core only two small
-// functions for each operator.
+// Functions that reduce, which kernels call by pointers. A kernel that reduces moves bytes, and is
+// not compiled for each type and operator. It finds the functions for the type and the operator of
+// its call in a table. So a further type costs the host core only two small functions for each
+// operator.
 //
 // Kernels for long messages lose nothing by such a call, because they make one for many elements.
 // The smallest messages pay a call for each packet. Between two ranks its operands and its result
@@ -22,6 +22,7 @@ struct Reducer {
     uint64_t (*pair)(uint64_t first, uint64_t second);
     void (*unit)(uint64_t* result, const uint64_t* payloads, int stride, int world_size);
     void (*rows)(void* out, const void* const* rows, int world_size, uint64_t count);
+    uint32_t log2_bytes;  // an element has 1 << log2_bytes bytes
 };
 
 struct ReducerTable {
@@ -32,7 +33,9 @@ struct ReducerTable {
 // function.
 const Reducer& reducer_of(const KcclCall& call);
 
-// An element of SIZE bytes, of any type: the element type of kernels whose operator is Tabled.
+// The element type of kernels whose operator is Tabled. SIZE: mostly 1, and then call.count is in
+// bytes, see kccl_host_bind(). 16 in calls that send elements of 16 bytes in payloads, which must
+// not cut an element.
 template <uint32_t SIZE>
 struct Raw {
     uint8_t bytes[SIZE];
@@ -61,7 +64,8 @@ class Tabled {
     template <class T>
     KCCL_DEVICE void reduce_rows(T* out, const T* const* rows, int world_size,
                                  uint64_t count) const {
-        reducer_.rows(out, reinterpret_cast<const void* const*>(rows), world_size, count);
+        reducer_.rows(out, reinterpret_cast<const void* const*>(rows), world_size,
+                      count * sizeof(T) >> reducer_.log2_bytes);
     }
 
   private:
@@ -128,11 +132,14 @@ void reduce_whole_rows(void* out, const void* const* rows, int world_size, uint6
     reduce_rows<T, Op>(block(), static_cast<T*>(out), inputs, world_size, count);
 }
 
+template <class T>
+constexpr uint32_t kLog2Bytes = __builtin_ctz(sizeof(T));
 template <class T, class Op>
-constexpr Reducer kTileReducer = {pair_of<T, Op>(), reduce_one_unit<T, Op>, reduce_tiles<T, Op>};
+constexpr Reducer kTileReducer = {pair_of<T, Op>(), reduce_one_unit<T, Op>, reduce_tiles<T, Op>,
+                                  kLog2Bytes<T>};
 template <class T, class Op>
-constexpr Reducer kRowReducer = {pair_of<T, Op>(), reduce_one_unit<T, Op>,
-                                 reduce_whole_rows<T, Op>};
+constexpr Reducer kRowReducer = {pair_of<T, Op>(), reduce_one_unit<T, Op>, reduce_whole_rows<T, Op>,
+                                 kLog2Bytes<T>};
 
 }  // namespace
 }  // namespace kccl::host

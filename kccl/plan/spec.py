@@ -22,7 +22,9 @@ EVERYWHERE = ("host", *GPUS)
 
 
 class Counts(Enum):
-    """The unit of KcclCall.count in a call of a kernel."""
+    """The unit of KcclCall.count in a call of a kernel. On the host kccl_host_bind() turns elements
+    into bytes (csrc/host/api.inc).
+    """
 
     ELEMENTS = "elements of the message"
     CHUNK_ELEMENTS = "elements of one rank's chunk of the message"

@@ -31,11 +31,11 @@ def test_the_host_compiles_few_instances():
     table = kernel_table()
     kernels = set(re.findall(r"kccl::kernels::\w+<(?:[^<>]|<\d+>)*>", table))
     reducers = set(re.findall(r"k\w+Reducer<[^>]*>", table))
-    assert len(kernels) < 120 and len(reducers) == 75
+    assert len(kernels) < 60 and len(reducers) == 75
 
     by_kernel = defaultdict(set)
     for kernel, instance in re.findall(r"\[(kKccl\w+)\]\[\w+\]\[\w+\] = (.*);", table):
         by_kernel[kernel].add(instance)
-    # A kernel that reduces has an instance for each size of an element.
-    assert len(by_kernel["kKcclAllReduceTwoShotCmaSimple"]) == 5
-    assert len(by_kernel["kKcclAllReduceOneShotLl16"]) == 5
+    # A kernel that reduces moves bytes. Packets need a second instance for long elements.
+    assert len(by_kernel["kKcclAllReduceTwoShotCmaSimple"]) == 1
+    assert len(by_kernel["kKcclAllReduceOneShotLl16"]) == 2

@@ -67,12 +67,56 @@ KCCL_DEVICE bool is_line(const void* first) {
     return N == 2 && !platform::kCpu && reinterpret_cast<uint64_t>(first) % sizeof(mem::Line) == 0;
 }
 
+// Loads the last num_bytes bytes of an array, fewer than a payload has, as the first bytes of a
+// payload. The others are zero. For CPUs: takes three loads at most, from any address.
+KCCL_DEVICE uint64_t load_tail(const uint8_t* from, uint32_t num_bytes) {
+    uint64_t payload = 0;
+    uint32_t done = 0;
+    if ((num_bytes & 4) != 0) {
+        payload = mem::load_plain(reinterpret_cast<const uint32_t*>(from));
+        done = 4;
+    }
+    if ((num_bytes & 2) != 0) {
+        const uint64_t pair = mem::load_plain(reinterpret_cast<const uint16_t*>(from + done));
+        payload |= pair << 8 * done;
+        done += 2;
+    }
+    if ((num_bytes & 1) != 0) payload |= uint64_t{mem::load_plain(from + done)} << 8 * done;
+    return payload;
+}
+
+// Stores the first num_bytes bytes of a payload, fewer than all. For CPUs, as load_tail() is.
+KCCL_DEVICE void store_tail(uint8_t* to, uint32_t num_bytes, uint64_t payload) {
+    if ((num_bytes & 4) != 0) {
+        mem::store_plain(reinterpret_cast<uint32_t*>(to), static_cast<uint32_t>(payload));
+        payload >>= 32;
+        to += 4;
+    }
+    if ((num_bytes & 2) != 0) {
+        mem::store_plain(reinterpret_cast<uint16_t*>(to), static_cast<uint16_t>(payload));
+        payload >>= 16;
+        to += 2;
+    }
+    if ((num_bytes & 1) != 0) mem::store_plain(to, static_cast<uint8_t>(payload));
+}
+
+// Calls move(n, num_bytes) for each payload i + n, n < N, that is not empty if an array of `count`
+// bytes is divided into payloads. num_bytes: how many bytes of the array the payload has.
+template <uint32_t N, class Move>
+KCCL_DEVICE void each_of(uint32_t i, uint32_t count, Move move) {
+    for (uint32_t n = 0; n < N; ++n) {
+        const uint32_t begin = (i + n) * kPayloadBytes;
+        if (begin >= count) break;
+        move(n, count - begin < kPayloadBytes ? count - begin : kPayloadBytes);
+    }
+}
+
 // Loads payloads [i, i + N), which are whole units, of an array of `count` elements. Bytes of
 // payloads that lie behind the end of the array become zero.
 template <class T, uint32_t N>
 KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,
                                uint32_t count) {
-    constexpr uint32_t kCount = N * kPayloadBytes / sizeof(T);
+    [[maybe_unused]] constexpr uint32_t kCount = N * kPayloadBytes / sizeof(T);
     const T* first = array + num_elements<T>(i);
     if (are_words(array, i, N, count)) {
         if (is_line<N>(first)) {
@@ -85,11 +129,21 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
         }
         return;
     }
-    T elements[kCount] = {};
-    for (uint32_t k = 0; k < kCount; ++k) {
-        if (num_elements<T>(i) + k < count) elements[k] = mem::load_plain(first + k);
+    if constexpr (platform::kCpu && sizeof(T) == 1) {
+        for (uint32_t n = 0; n < N; ++n) payloads[n] = 0;
+        each_of<N>(i, count, [&](uint32_t n, uint32_t num_bytes) {
+            const auto* from = reinterpret_cast<const uint8_t*>(first) + n * kPayloadBytes;
+            payloads[n] = num_bytes == kPayloadBytes
+                              ? mem::load_plain(reinterpret_cast<const uint64_t*>(from))
+                              : load_tail(from, num_bytes);
+        });
+    } else {
+        T elements[kCount] = {};
+        for (uint32_t k = 0; k < kCount; ++k) {
+            if (num_elements<T>(i) + k < count) elements[k] = mem::load_plain(first + k);
+        }
+        platform::copy_bytes(payloads, elements, sizeof(payloads));
     }
-    platform::copy_bytes(payloads, elements, sizeof(payloads));
 }
 
 // Stores payloads [i, i + N) of an array of `count` elements, except the bytes that lie behind the
@@ -97,7 +151,7 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
 template <class T, uint32_t N>
 KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
                                 const uint64_t (&payloads)[N]) {
-    constexpr uint32_t kCount = N * kPayloadBytes / sizeof(T);
+    [[maybe_unused]] constexpr uint32_t kCount = N * kPayloadBytes / sizeof(T);
     T* first = array + num_elements<T>(i);
     if (are_words(array, i, N, count)) {
         if (is_line<N>(first)) {
@@ -111,10 +165,21 @@ KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
         }
         return;
     }
-    T elements[kCount];
-    platform::copy_bytes(elements, payloads, sizeof(payloads));
-    for (uint32_t k = 0; k < kCount; ++k) {
-        if (num_elements<T>(i) + k < count) mem::store_plain(first + k, elements[k]);
+    if constexpr (platform::kCpu && sizeof(T) == 1) {
+        each_of<N>(i, count, [&](uint32_t n, uint32_t num_bytes) {
+            auto* to = reinterpret_cast<uint8_t*>(first) + n * kPayloadBytes;
+            if (num_bytes == kPayloadBytes) {
+                mem::store_plain(reinterpret_cast<uint64_t*>(to), payloads[n]);
+            } else {
+                store_tail(to, num_bytes, payloads[n]);
+            }
+        });
+    } else {
+        T elements[kCount];
+        platform::copy_bytes(elements, payloads, sizeof(payloads));
+        for (uint32_t k = 0; k < kCount; ++k) {
+            if (num_elements<T>(i) + k < count) mem::store_plain(first + k, elements[k]);
+        }
     }
 }
 
