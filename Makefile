@@ -224,7 +224,8 @@ wheel: $(VENV)/.dev
 		$(BIN)/python setup.py -q bdist_wheel --machine aarch64
 	WHEELS="$(CURDIR)/dist" KCCL_CACHE="$(CACHE)" $(BIN)/pytest tests/house/test_wheels.py
 
-lint: $(VENV)/.dev
+# It needs no compiled core, so `make lint setup` runs it while the core is compiled.
+lint: $(VENV)/.dev-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
