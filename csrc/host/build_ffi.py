@@ -80,6 +80,8 @@ SOURCES = [
     "sim/watchdog.cpp",
 ]
 ENGINE_SOURCES = [
+    "answer.cpp",
+    "batch.cpp",
     "compute.cpp",
     "compute_baseline.cpp",
     "compute_x86_64_v3.cpp",

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,20 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..base.core import ENDS, ffi, lib
+from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
+from ..model.batches import Member
 from ..model.drafts import OFF, Drafts
-from ..model.executor import BEGINNING, EndedElsewhere, Place, Token, bad_logits
+from ..model.executor import BEGINNING, Place, Token
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
 from ..model.sample import SamplingParams
-from ..model.structs import rule_of, sampling_of
+from ..model.structs import rule_of
 from ..model.timeline import Stamps
 from ..model.variant import USUAL, Variant
 from .drafting import Drafting
+from .host_requests import LOOK_NS, HostMember, fields_of, request_of, token_of
 from .packing import (
     PANELS_AT_ONCE,
     ROWS,
@@ -32,11 +35,6 @@ from .packing import (
     number_of,
     shape_of,
 )
-
-DTYPE = "bfloat16"
-"""The dtype to which weights are converted, unless the executor multiplies the stored format."""
-# The timeout of one wait in C for the next token. Python handles Ctrl-C between two waits.
-_LOOK_NS = 100_000_000
 
 
 class HostExecutor:
@@ -105,6 +103,8 @@ class HostExecutor:
         # Guards _engine, which close() frees, while a C function uses it. Reentrant, because the
         # garbage collector may end a request in this thread during such a call.
         self._guard = threading.RLock()
+        # How many threads are in _in_use(). close() waits until there is none.
+        self._num_users, self._unused = 0, threading.Condition(self._guard)
         self._engine = lib.kccl_engine_open(self._model, self._team)
         if self._engine == ffi.NULL:
             raise kccl.BackendError(
@@ -208,44 +208,33 @@ class HostExecutor:
             drafter_context=drafting.context if drafting else 0,
             keep=drafting,
             place=place,
-            max_tokens=params.max_tokens,
-            sampling=sampling_of(params),
-            num_alternatives=params.top_logprobs,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            is_masked=params.grammar is not None,
             stop_ids=params.stop_ids,
             biases=params.biases,
+            **fields_of(params),
         )
         self._drafting = drafting
+
+    def start_batch(self) -> None:
+        """See BatchExecutor."""
+        self._start([0], task=lib.kKcclEngineBatch)
+
+    def join(self, ids: Sequence[int], params: SamplingParams, place: Place) -> Member:
+        """See BatchExecutor."""
+        fields = fields_of(params) | {"task": lib.kKcclEngineGenerate}
+        fields |= {"most_drafts": self.drafts.most, "adapts_drafts": self.drafts.adapts}
+        asked = request_of(ids, place, params.stop_ids, params.biases, fields)
+        return HostMember(self._in_use, self._check, *asked)
 
     def tokens(self) -> Iterator[Token]:
         """See Executor."""
         token = ffi.new("KcclEngineToken *")
-        while (found := self._call(lib.kccl_engine_next, token, _LOOK_NS)) >= 0:
+        while (found := self._call(lib.kccl_engine_next, token, LOOK_NS)) >= 0:
             if self._drafting is not None and self._drafting.error is not None:
                 # The request still runs in C++: the caller must end it with end(), as after any
                 # other failure.
                 raise self._drafting.error
-            if found == 0:
-                continue
-            if token.end == lib.kKcclEngineBadLogits:
-                raise bad_logits(DTYPE)
-            if token.end == lib.kKcclEngineCancelled:
-                raise EndedElsewhere
-            yield Token(
-                token.id,
-                token.logprob,
-                ENDS[token.end],
-                token.time_ns * 1e-9,
-                tuple(
-                    (token.alternatives[i].id, token.alternatives[i].logprob)
-                    for i in range(token.num_alternatives)
-                ),
-                getattr(token, "pass"),
-                token.num_drafts,
-                bool(token.is_draft),
-            )
+            if found != 0:
+                yield token_of(token)
         self._check()
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
@@ -263,7 +252,7 @@ class HostExecutor:
         """See Executor."""
         self._call(lib.kccl_engine_cancel)
         token = ffi.new("KcclEngineToken *")
-        while self._call(lib.kccl_engine_next, token, _LOOK_NS) >= 0:
+        while self._call(lib.kccl_engine_next, token, LOOK_NS) >= 0:
             pass
         self._kept = self._drafting = None
         self._check()
@@ -337,8 +326,9 @@ class HostExecutor:
 
     def close(self) -> None:
         """See Executor."""
-        with self._guard:
+        with self._unused:
             engine, self._engine = self._engine, ffi.NULL
+            self._unused.wait_for(lambda: self._num_users == 0)
         if engine != ffi.NULL:
             lib.kccl_engine_close(engine)
             self._weights.close()
@@ -350,6 +340,23 @@ class HostExecutor:
                 raise kccl.Error("the engine is closed")
             return function(self._engine, *arguments)
 
+    @contextmanager
+    def _in_use(self) -> Iterator[Any]:
+        """Makes a context in which the C executor stays open, for calls of several threads at once.
+        Raises kccl.Error if the executor is closed.
+        """
+        with self._guard:
+            if self._engine == ffi.NULL:
+                raise kccl.Error("the engine is closed")
+            self._num_users += 1
+            engine = self._engine
+        try:
+            yield engine
+        finally:
+            with self._unused:
+                self._num_users -= 1
+                self._unused.notify_all()
+
     def _start(
         self,
         ids: Sequence[int],
@@ -360,20 +367,7 @@ class HostExecutor:
         keep: Any = None,
         **fields: Any,
     ) -> None:
-        request = ffi.new("KcclEngineRequest *")
-        arrays: dict[str, Any] = {
-            "ids": ffi.new("int32_t[]", list(ids)),
-            "stop_ids": ffi.new("int32_t[]", list(stop_ids)),
-            "bias_ids": ffi.new("int32_t[]", [token for token, _ in biases]),
-            "biases": ffi.new("double[]", [bias for _, bias in biases]),
-        }
-        for name, array in arrays.items():
-            setattr(request, name, int(ffi.cast("uintptr_t", array)))
-        request.num_ids, request.num_stop_ids = len(ids), len(stop_ids)
-        request.num_biases = len(biases)
-        request.slot, request.source, request.start = place
-        for name, value in fields.items():
-            setattr(request, name, value)
+        request, arrays = request_of(ids, place, stop_ids, biases, fields)
         # The C++ threads read these arrays, so they are kept alive until the request has ended.
         before, self._kept = self._kept, (arrays, keep)
         if self._call(lib.kccl_engine_start, request) != 0:

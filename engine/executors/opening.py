@@ -19,8 +19,8 @@ from ..monokernel.limits import check, most_drafts
 from ..monokernel.machine import machine_of, simulated_machine
 from ..monokernel.tuning import tuning_for
 from .device import DeviceExecutor
-from .host import DTYPE as HOST_DTYPE
 from .host import HostExecutor
+from .host_requests import DTYPE as HOST_DTYPE
 from .memory import check_memory
 from .packing import Parts, Sizes
 from .placement import place

@@ -16,7 +16,8 @@ using kccl::engine::Pass;
 // Allocates the memory of all blocks, and starts their threads. Returns 0, or errno's number of the
 // failure.
 int KcclEngine::open() {
-    if (!memory.is_complete() || !logits || !mask.is_complete() || !history || !tokens)
+    if (!memory.is_complete() || !logits || !answer.is_complete() || !batch.is_complete() ||
+        !tokens)
         return ENOMEM;
     // All memory is allocated first, because a running thread must not lack any.
     for (uint32_t block = 0; block < team.num_blocks; ++block) {
@@ -57,12 +58,14 @@ void KcclEngine::work(Pass& pass) {
                 case kKcclEngineGenerate: generate(pass); break;
                 case kKcclEngineScore: score(pass); break;
                 case kKcclEngineTrace: trace(pass); break;
+                case kKcclEngineBatch: run_batch(pass); break;
                 default: stream(pass);
             }
         }
         const std::lock_guard lock(mutex);
         if (--running == 0) {
             ended_ns = kccl_host_clock_ns();
+            batch.end();
             changed.notify_all();
         }
     }
@@ -85,8 +88,13 @@ int kccl_engine_start(KcclEngine* engine, const KcclEngineRequest* request) {
     const std::lock_guard lock(engine->mutex);
     if (engine->running != 0) return EBUSY;
     engine->request = *request;
-    engine->memory.use(request->slot, request->source, request->start, engine->model.head_dim);
-    engine->mask.reset();
+    const kccl::engine::RankMemory& memory = engine->memory;
+    const auto heads = static_cast<uint32_t>(memory.num_layers * memory.num_kv);
+    memory.copy({request->slot, request->source, request->start}, engine->model.head_dim,
+                {0, heads});
+    engine->memory.slot = request->slot;
+    engine->answer.mask.reset();
+    if (request->task == kKcclEngineBatch) engine->batch.begin();
     engine->num_tokens = engine->num_taken = 0;
     engine->running = engine->team.num_blocks;
     engine->started_ns = kccl_host_clock_ns();
@@ -106,13 +114,34 @@ int kccl_engine_next(KcclEngine* engine, KcclEngineToken* token, uint64_t limit_
 }
 
 void kccl_engine_post_mask(KcclEngine* engine, uint32_t position, const uint32_t* words) {
-    engine->mask.post(position, words);
+    engine->answer.mask.post(position, words);
 }
 
 void kccl_engine_cancel(KcclEngine* engine) {
     const std::lock_guard lock(engine->mutex);
     kccl::mem::store<kccl::mem::Order::kRelaxed, kccl::mem::Scope::kSystem>(engine->cancel_word(),
                                                                             engine->number);
+    engine->batch.wake();
+}
+
+int kccl_engine_join(KcclEngine* engine, const KcclEngineRequest* request) {
+    return engine->batch.join(*request);
+}
+
+int kccl_engine_next_of(KcclEngine* engine, uint32_t member, KcclEngineToken* token,
+                        uint64_t limit_ns) {
+    return engine->batch.next(member, token, limit_ns);
+}
+
+void kccl_engine_post_mask_of(KcclEngine* engine, uint32_t member, uint32_t position,
+                              const uint32_t* words) {
+    engine->batch.post_mask(member, position, words);
+}
+
+void kccl_engine_cancel_of(KcclEngine* engine, uint32_t member) { engine->batch.cancel(member); }
+
+int kccl_engine_leave(KcclEngine* engine, uint32_t member, uint64_t limit_ns) {
+    return engine->batch.leave(member, limit_ns);
 }
 
 uint32_t kccl_engine_status(const KcclEngine* engine, double* seconds) {

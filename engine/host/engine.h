@@ -6,10 +6,9 @@
 #include <memory>
 #include <mutex>
 
-#include "drafts.h"
-#include "mask.h"
+#include "answer.h"
+#include "batch.h"
 #include "pass.h"
-#include "sampler.h"
 
 struct KcclEngine {
     // A block, which is a thread, with all that it needs to compute.
@@ -26,8 +25,8 @@ struct KcclEngine {
           at(kccl::engine::window_of(model, team.comm.world_size)),
           memory(model, model.first_lane[team.comm.rank + 1] - model.first_lane[team.comm.rank]),
           logits(kccl::engine::zeros(model.vocab_size)),
-          mask(model.vocab_size),
-          history(kccl::engine::zeros<int32_t>(model.context)),
+          answer(model),
+          batch(model),
           tokens(kccl::engine::zeros<KcclEngineToken>(model.context)) {}
 
     int open();
@@ -36,6 +35,7 @@ struct KcclEngine {
     void score(kccl::engine::Pass& pass);
     void trace(kccl::engine::Pass& pass);
     void stream(kccl::engine::Pass& pass);
+    void run_batch(kccl::engine::Pass& pass);
     bool goes_on(kccl::engine::Pass& pass);
     bool prefill(kccl::engine::Pass& pass, uint32_t last_op);
     bool is_cancelled() const;
@@ -47,7 +47,6 @@ struct KcclEngine {
     bool lead(kccl::engine::Pass& pass, uint32_t position, uint32_t pass_number,
               kccl::engine::Decision* decision);
     bool choose(uint32_t position, kccl::engine::Chosen* chosen);
-    uint32_t room_for_drafts(uint32_t position) const;
     void deliver_chosen(const kccl::engine::Chosen& chosen, uint32_t column, uint32_t pass_number,
                         const kccl::engine::Decision& asked);
 
@@ -64,13 +63,12 @@ struct KcclEngine {
     kccl::engine::RankMemory memory;
     Thread threads[kKcclEngineMaxBlocks] = {};
     uint32_t num_threads = 0;
-    // Only block 0 of the rank uses these. `logits` is the input of a choice, and `history` has all
-    // ids of the text so far.
+    // Only block 0 of the rank uses these, for a request that runs alone. `logits` is the input of
+    // a choice.
     kccl::engine::Sampler sampler;
-    kccl::engine::Drafts drafts;
     const kccl::engine::Floats logits;
-    kccl::engine::Mask mask;
-    const kccl::engine::Array<int32_t> history;
+    kccl::engine::Answer answer;
+    kccl::engine::Batch batch;
 
     // This mutex guards all members below.
     mutable std::mutex mutex;

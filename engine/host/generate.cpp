@@ -16,22 +16,10 @@ using kccl::engine::Decision;
 using kccl::engine::kColumns;
 using kccl::engine::Pass;
 
-namespace {
-
-bool is_stop_id(const KcclEngineRequest& request, int32_t id) {
-    const auto* ids = reinterpret_cast<const int32_t*>(request.stop_ids);
-    return std::find(ids, ids + request.num_stop_ids, id) != ids + request.num_stop_ids;
-}
-
-}  // namespace
-
 void KcclEngine::generate(Pass& pass) {
     const uint32_t last_op = model.num_ops - 3;
     if (!prefill(pass, last_op)) return;
-    if (pass.block().leads()) {
-        std::copy_n(reinterpret_cast<const int32_t*>(request.ids), request.num_ids, history.get());
-        drafts.begin(request);
-    }
+    if (pass.block().leads()) answer.begin(request);
     uint32_t column = (request.num_ids - request.start - 1) % kColumns;
     uint32_t position = request.num_ids;
     Decision decision = {};
@@ -86,13 +74,14 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decis
         num_accepted += is_draft ? 1 : 0;
         if (chosen.end != kKcclEngineGoesOn) break;
     }
-    drafts.learn(asked.num_drafts(), num_accepted);
+    answer.drafts.learn(asked.num_drafts(), num_accepted);
     const Chosen& last = found.tokens[found.num_tokens - 1];
     if (last.end == kKcclEngineGoesOn) {
         const uint32_t following = position + found.num_tokens;
         found.next[0] = last.id;
-        found.num_next = 1 + drafts.propose(history.get(), following, room_for_drafts(following),
-                                            found.next + 1);
+        found.num_next =
+            1 + answer.drafts.propose(answer.history.get(), following,
+                                      answer.room_for_drafts(following), found.next + 1);
     }
     *decision = *decision_there() = found;
     pass.publish();
@@ -102,30 +91,15 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decis
 // Chooses the token for a position from `logits`, and whether the request ends with it. Returns
 // false if the wait for the position's mask failed.
 bool KcclEngine::choose(uint32_t position, Chosen* chosen) {
-    *chosen = {-1, kKcclEngineGoesOn, std::numeric_limits<double>::quiet_NaN()};
     const bool is_masked = request.is_masked != 0;
-    if (is_masked && !mask.await(team.comm, position, [this] { return is_cancelled(); }))
+    if (is_masked && !answer.mask.await(team.comm, position, [this] { return is_cancelled(); }))
         return false;
     if (is_cancelled()) {
-        chosen->end = kKcclEngineCancelled;
+        *chosen = {-1, kKcclEngineCancelled, std::numeric_limits<double>::quiet_NaN()};
         return true;
     }
-    chosen->id = sampler.choose(logits.get(), model.vocab_size, request, position, history.get(),
-                                position, is_masked ? mask.words() : nullptr, &chosen->logprob);
-    chosen->end = chosen->id < 0                                         ? kKcclEngineBadLogits
-                  : is_stop_id(request, chosen->id)                      ? kKcclEngineStopId
-                  : position + 1 - request.num_ids == request.max_tokens ? kKcclEngineMaxTokens
-                  : position + 1 == model.context                        ? kKcclEngineContextFull
-                                                                         : kKcclEngineGoesOn;
-    history[position] = chosen->id;
+    *chosen = answer.choose(logits.get(), position, is_masked, sampler);
     return true;
-}
-
-// Returns how many drafts may follow the token in front of `position`. The request and the context
-// must have room for one more token behind each draft.
-uint32_t KcclEngine::room_for_drafts(uint32_t position) const {
-    const uint32_t num_tokens = position - request.num_ids;
-    return std::min(request.max_tokens - num_tokens, model.context - position) - 1;
 }
 
 // Gives the caller of the C interface a token that was chosen from a column of a pass. asked: the
@@ -133,18 +107,11 @@ uint32_t KcclEngine::room_for_drafts(uint32_t position) const {
 // measured that column's logits before.
 void KcclEngine::deliver_chosen(const Chosen& chosen, uint32_t column, uint32_t pass_number,
                                 const Decision& asked) {
-    KcclEngineToken token = {};
-    token.id = chosen.id;
-    token.end = chosen.end;
-    token.logprob = chosen.logprob;
-    token.time_ns = kccl_host_clock_ns();
+    KcclEngineToken token =
+        token_of(chosen, request.num_alternatives, logits.get(), model.vocab_size, sampler);
     token.pass = pass_number;
     token.num_drafts = asked.num_drafts();
     token.is_draft = asked.proposes(column, chosen.id) ? 1 : 0;
-    if (chosen.id >= 0 && request.num_alternatives != 0) {
-        token.num_alternatives = sampler.alternatives(logits.get(), model.vocab_size,
-                                                      request.num_alternatives, token.alternatives);
-    }
     deliver(token);
 }
 

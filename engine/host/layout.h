@@ -95,6 +95,33 @@ class Panels {
     uint64_t lane_bytes_ = 0;
 };
 
+// A column of a run: an id, its position in its text, and the slot of the KV cache that has the
+// text's keys and values.
+struct Column {
+    int32_t id;
+    uint32_t position;
+    uint32_t slot;
+};
+
+// Says that the first `num` positions of a slot of the KV cache are copied into another one.
+struct Copy {
+    uint32_t to;
+    uint32_t from;
+    uint32_t num;
+};
+
+// What the leading block (block 0 of rank 0) tells all other blocks to run next for the requests of
+// a batch (batch.h).
+struct BatchPass {
+    uint32_t ends;         // not zero: the batch has ended, and there is nothing to run
+    uint32_t num_copies;   // made first
+    uint32_t num_columns;  // 0: there is nothing to run at the moment
+    uint32_t num_logits;
+    Copy copies[kKcclEngineMaxMembers];
+    Column columns[kColumns];
+    uint32_t logits[kKcclEngineLogitColumns];  // the columns whose logits are made
+};
+
 struct Chosen {
     int32_t id;
     uint32_t end;
@@ -119,6 +146,7 @@ struct Window {
     uint64_t embedding = 0;  // this rank's rows of the embedding, as they are stored
     uint64_t words;          // uint32 [block], a cache line each: the steps that team.h counts
     uint64_t decision;       // Decision; only rank 0's is used
+    uint64_t batch_pass;     // BatchPass; only rank 0's is used
     uint64_t cancelled;      // uint32: number of the request to cancel; only rank 0's is used
     uint64_t verdict;        // uint32: the verdict of Pass::meet(); only rank 0's is used
     uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]: num_slots()
@@ -169,6 +197,7 @@ inline Window window_of(const KcclEngineModel& model, int world_size) {
     at.embedding = add(uint64_t{most_rows(model, world_size)} * model.embedding_row_bytes);
     at.words = add(kKcclEngineMaxBlocks * kLine);
     at.decision = add(sizeof(Decision));
+    at.batch_pass = add(sizeof(BatchPass));
     at.cancelled = add(sizeof(uint32_t));
     at.verdict = add(sizeof(uint32_t));
     at.messages = add(num_slots(model) * lanes * kColumns * message);

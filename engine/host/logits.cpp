@@ -1,12 +1,19 @@
 // Computes the end of a pass: the last norm and the head. Also has the outputs that tests and
 // measurements read.
 #include <algorithm>
+#include <numeric>
 
 #include "pass.h"
 
 namespace kccl::engine {
 
 bool Pass::make_logits(uint32_t first, uint32_t num) {
+    uint32_t columns[kKcclEngineLogitColumns];
+    std::iota(columns, columns + num, first);
+    return make_logits(columns, num);
+}
+
+bool Pass::make_logits(const uint32_t* columns, uint32_t num) {
     const KcclEngineOp& norm = ops_[model_.num_ops - 2];
     const KcclEngineOp& head = ops_[model_.num_ops - 1];
     const uint32_t hidden = model_.hidden;
@@ -17,7 +24,7 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
     };
     for (uint32_t i = 0; i < num_residuals(); ++i) {
         for (uint32_t c = 0; c < num; ++c) {
-            compute_.rms_norm(residual(i, first + c), weight, hidden, model_.norm_eps,
+            compute_.rms_norm(residual(i, columns[c]), weight, hidden, model_.norm_eps,
                               final_of(i, c));
             if (!is_mean || block_.index() != 0) continue;
             std::copy_n(final_of(i, c), hidden, own_in_window<float>(at_.finals, 0, i, c));

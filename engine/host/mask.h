@@ -42,6 +42,11 @@ class Mask {
                           missing);
     }
 
+    // Tells whether the mask of a position is posted.
+    bool is_posted(uint32_t position) const {
+        return mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&position_) == position;
+    }
+
     // Returns the mask. Bit i % 32 of word i / 32 is set if id i may be chosen.
     const uint32_t* words() const { return words_.get(); }
 

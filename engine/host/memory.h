@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "layout.h"
+#include "team.h"
 
 namespace kccl::engine {
 
@@ -74,31 +75,27 @@ struct RankMemory {
         return qkv && attended && activated && own && routed && residuals && normed && keys &&
                values;
     }
-    // keys_of() and values_of() return the addresses of a KV head's keys and values in the slot of
-    // the request that runs. kv: the number of the KV head, over this rank's lanes.
-    float* keys_of(uint32_t layer, uint64_t kv) const {
-        return keys.get() + vector_of(slot, layer, kv) * key_stride;
+    // keys_of() and values_of() return the addresses of a KV head's keys and values in a slot. kv:
+    // the number of the KV head, over this rank's lanes.
+    float* keys_of(uint32_t the_slot, uint32_t layer, uint64_t kv) const {
+        return keys.get() + vector_of(the_slot, layer, kv) * key_stride;
     }
-    float* values_of(uint32_t layer, uint64_t kv) const {
-        return values.get() + vector_of(slot, layer, kv) * value_stride;
+    float* values_of(uint32_t the_slot, uint32_t layer, uint64_t kv) const {
+        return values.get() + vector_of(the_slot, layer, kv) * value_stride;
     }
 
-    // Gives a request its slot of the KV cache, and copies the first positions of slot `source`
-    // into it. No block may work meanwhile.
-    void use(uint32_t the_slot, uint32_t source, uint32_t num_positions, uint32_t head_dim) {
-        const auto copy = [&](const Floats& of, uint64_t stride, uint64_t count) {
-            for (uint32_t layer = 0; layer < num_layers; ++layer) {
-                for (uint64_t kv = 0; kv < num_kv; ++kv) {
-                    std::copy_n(of.get() + vector_of(source, layer, kv) * stride, count,
-                                of.get() + vector_of(the_slot, layer, kv) * stride);
-                }
-            }
-        };
-        if (the_slot != source) {
-            copy(keys, key_stride, uint64_t{padded(num_positions)} * head_dim);
-            copy(values, value_stride, uint64_t{num_positions} * padded(head_dim));
+    // Copies the first positions of a slot of the KV cache into another slot. share: which layers
+    // and KV heads, of all num_layers * num_kv.
+    void copy(const Copy& copy, uint32_t head_dim, Share share) const {
+        if (copy.to == copy.from) return;
+        for (uint32_t i = share.first; i < share.end; ++i) {
+            const uint32_t layer = i / static_cast<uint32_t>(num_kv);
+            const uint64_t kv = i % num_kv;
+            std::copy_n(keys_of(copy.from, layer, kv), uint64_t{padded(copy.num)} * head_dim,
+                        keys_of(copy.to, layer, kv));
+            std::copy_n(values_of(copy.from, layer, kv), uint64_t{copy.num} * padded(head_dim),
+                        values_of(copy.to, layer, kv));
         }
-        slot = the_slot;
     }
 
     const uint64_t qkv_stride, attended_stride, ffn_stride, hidden_stride, routed_stride;
@@ -117,7 +114,7 @@ struct RankMemory {
     // [slot][layer][lane and KV head][...]: compute.h says how the keys and values of a head lie.
     const Floats keys;
     const Floats values;
-    uint32_t slot = 0;
+    uint32_t slot = 0;  // that of the request that runs alone
 
   private:
     uint64_t vector_of(uint32_t the_slot, uint32_t layer, uint64_t kv) const {

@@ -119,6 +119,11 @@ void Pass::prefetch(const KcclEngineOp& op) const {
     for (uint64_t at = 0; at < kFirstBytes; at += 64) __builtin_prefetch(first + at);
 }
 
+void Pass::copy(const Copy& copy) const {
+    const uint32_t heads = model_.num_layers * static_cast<uint32_t>(memory_.num_kv);
+    memory_.copy(copy, model_.head_dim, share_of(heads, block_.index(), team_.num_blocks));
+}
+
 // Normalises the residuals into normed(). Returns false if a wait failed.
 bool Pass::norm_columns(const float* norm) {
     const Share own = own_columns();
@@ -137,9 +142,15 @@ Columns Pass::normed_columns() const {
 // ---- Ops ----------------------------------------------------------------------------------------
 
 bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op) {
+    Column columns[kColumns];
+    for (uint32_t c = 0; c < num; ++c) columns[c] = {ids[c], position + c, memory_.slot};
+    return run(columns, num, last_op);
+}
+
+bool Pass::run(const Column* columns, uint32_t num, uint32_t last_op) {
     num_ = num;
-    position_ = position;
-    embed(ids);
+    std::copy_n(columns, num, columns_);
+    embed();
     for (uint32_t i = 1; i <= last_op; ++i) {
         const KcclEngineOp& op = ops_[i];
         bool is_fine = true;
@@ -166,10 +177,10 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
     return is_alone() || block_.await_rank(publish());
 }
 
-void Pass::embed(const int32_t* ids) {
+void Pass::embed() {
     const Share own = own_columns();
     for (uint32_t i = own.first; i < own.end; ++i) {
-        const auto id = static_cast<uint32_t>(ids[i % num_]);
+        const auto id = static_cast<uint32_t>(columns_[i % num_].id);
         int rank = 0;
         while (id >= model_.first_row[rank + 1]) ++rank;
         const auto* row = reinterpret_cast<const uint8_t*>(team_.window[rank] + at_.embedding) +
@@ -211,13 +222,14 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
         for (uint32_t c = 0; c < num_; ++c) {
             float* x = memory_.qkv.get() + (uint64_t{lane} * kColumns + c) * memory_.qkv_stride +
                        uint64_t{head} * d;
-            const uint32_t position = position_ + c;
+            const auto [id, position, slot] = columns_[c];
             if (op.bias != 0) {
                 compute_.add_scaled(x, reinterpret_cast<const float*>(op.bias) + uint64_t{i} * d,
                                     1.0f, d);
             }
             if (is_value) {
-                std::copy_n(x, d, memory_.values_of(op.layer, kv) + uint64_t{position} * padded(d));
+                std::copy_n(x, d,
+                            memory_.values_of(slot, op.layer, kv) + uint64_t{position} * padded(d));
                 continue;
             }
             if (norm != 0) {
@@ -226,7 +238,7 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
             const uint64_t angles = uint64_t{position} * (d / 2);
             compute_.rotate(x, cosines + angles, sines + angles, d);
             if (is_query) continue;
-            float* keys = memory_.keys_of(op.layer, kv) +
+            float* keys = memory_.keys_of(slot, op.layer, kv) +
                           uint64_t{position / kKeyBlock} * d * kKeyBlock + position % kKeyBlock;
             for (uint32_t k = 0; k < d; ++k) keys[uint64_t{k} * kKeyBlock] = x[k];
         }
@@ -242,22 +254,25 @@ bool Pass::attend(const KcclEngineOp& op) {
         share_of(num_lanes_ * model_.kv_heads * together, block_.index(), team_.num_blocks);
     for (uint32_t i = all.first; i < all.end;) {
         const uint32_t kv = i / together, lane = kv / model_.kv_heads;
-        const uint32_t some = std::min({all.end - i, together - i % together, uint32_t{kQueries}});
+        const uint32_t slot = columns_[i % together / group].slot;
+        const uint32_t most = std::min({all.end - i, together - i % together, uint32_t{kQueries}});
         Query queries[kQueries];
-        for (uint32_t q = 0; q < some; ++q, ++i) {
+        uint32_t some = 0;
+        // Columns of different texts see different keys.
+        for (; some < most && columns_[i % together / group].slot == slot; ++some, ++i) {
             const uint32_t c = i % together / group;
             const uint32_t head = kv % model_.kv_heads * group + i % group;
             const uint64_t row = uint64_t{lane} * kColumns + c, at = uint64_t{head} * d;
-            const uint32_t end = position_ + c + 1;
-            queries[q] = {
+            const uint32_t end = columns_[c].position + 1;
+            queries[some] = {
                 memory_.qkv.get() + row * memory_.qkv_stride + at,
                 memory_.attended.get() + row * memory_.attended_stride + at,
                 op.window != 0 && end > op.window ? end - op.window : 0, end,
                 op.sinks != 0 ? sinks[uint64_t{lane} * model_.heads + head] : -__builtin_inff()};
         }
         compute_.attend(queries, static_cast<int>(some),
-                        {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), d,
-                         model_.attention_scale, padded(model_.context)},
+                        {memory_.keys_of(slot, op.layer, kv), memory_.values_of(slot, op.layer, kv),
+                         d, model_.attention_scale, padded(model_.context)},
                         scores_.get());
     }
     return block_.await_rank(publish());

@@ -24,15 +24,24 @@ class Pass {
     Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Window& at,
          const RankMemory& memory, uint32_t block);
 
-    // Runs ops 0 to `last_op`, except "final" and "head", on `num` ids, at most kColumns, for the
-    // positions from `position` on. Returns false if a wait failed. Then no other function may be
-    // called.
+    // Runs ops 0 to `last_op`, except "final" and "head", on `num` columns, at most kColumns.
+    // Columns of one text must be neighbours. Returns false if a wait failed. Then no other
+    // function may be called.
+    bool run(const Column* columns, uint32_t num, uint32_t last_op);
+    // Does the same for ids that follow each other, from `position` on, in the slot of the request
+    // that runs alone.
     bool run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op);
 
-    // Runs "final" and "head" for columns [first, first + num) of the last run. num is at most
-    // kKcclEngineLogitColumns. On return, each rank's window has that rank's rows of the logits,
-    // for all ranks to read. Returns false if a wait failed.
+    // Runs "final" and "head" for columns of the last run. num is at most kKcclEngineLogitColumns.
+    // On return, each rank's window has that rank's rows of the logits, for all ranks to read.
+    // Returns false if a wait failed.
+    bool make_logits(const uint32_t* columns, uint32_t num);
+    // Does the same for columns [first, first + num).
     bool make_logits(uint32_t first, uint32_t num);
+
+    // Copies this block's share of the first positions of a slot of the KV cache into another slot.
+    // Other blocks may read the copy when they have waited for this block's next step.
+    void copy(const Copy& copy) const;
 
     // Copies the logits of a column of make_logits() from all ranks' windows to `out`,
     // [vocab_size].
@@ -72,7 +81,7 @@ class Pass {
     Share share(const KcclEngineOp& op) const;
     uint64_t most_groups() const;
 
-    void embed(const int32_t* ids);
+    void embed();
     bool qkv(const KcclEngineOp& op);
     void prepare_heads(const KcclEngineOp& op);
     bool attend(const KcclEngineOp& op);
@@ -176,8 +185,8 @@ class Pass {
     Block block_;
     const uint32_t first_lane_, num_lanes_;
     uint32_t step_ = 0;
-    uint32_t num_ = 0;       // how many columns this run has
-    uint32_t position_ = 0;  // the first column's position
+    uint32_t num_ = 0;  // how many columns this run has
+    Column columns_[kColumns] = {};
     Array<uint32_t> steps_of_modules_;
     Array<const uint8_t*> first_weights_;  // [op]: where this block's next product begins
     Floats residuals_;                     // [residual][hidden, padded]

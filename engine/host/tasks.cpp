@@ -1,7 +1,6 @@
 // What the threads (blocks) do in a request: every block runs the request's task, and takes the
 // same steps as all others.
 #include <algorithm>
-#include <limits>
 
 #include "engine.h"
 
@@ -27,14 +26,7 @@ bool KcclEngine::is_cancelled() const {
 bool KcclEngine::goes_on(Pass& pass) {
     bool ends = pass.block().leads() && is_cancelled();
     if (!pass.meet(&ends)) return false;
-    if (ends && pass.block().index() == 0) {
-        KcclEngineToken token = {};
-        token.id = -1;
-        token.end = kKcclEngineCancelled;
-        token.logprob = std::numeric_limits<double>::quiet_NaN();
-        token.time_ns = kccl_host_clock_ns();
-        deliver(token);
-    }
+    if (ends && pass.block().index() == 0) deliver(kccl::engine::cancelled_token());
     return !ends;
 }
 

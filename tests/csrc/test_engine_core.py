@@ -25,7 +25,7 @@ FLAGS = {
 COMPUTE = ("compute_baseline", *FLAGS)
 # The files of the threads' program, besides these.
 CORE = ("engine", "tasks", "generate", "drafts", "pass", "experts", "logits", "sampler")
-CORE += ("compute", "compute_baseline")
+CORE += ("answer", "batch", "compute", "compute_baseline")
 SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],

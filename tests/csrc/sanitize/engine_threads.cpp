@@ -1,7 +1,7 @@
 // The engine's blocks and ranks as threads of one process, under a sanitizer, without Python: a
-// small model with delayed messages, and a mixture of experts; prefill, decoding, drafts, scores,
-// cancelling. Every number of ranks and blocks must give the same tokens and logits. Exits with 1
-// if one does not.
+// small model with delayed messages, and a mixture of experts; prefill, decoding, drafts, batches,
+// scores, cancelling. Every number of ranks and blocks must give the same tokens and logits. Exits
+// with 1 if one does not.
 //
 // The weights are one block of random numbers, read as they come: only races and bits matter here.
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "csrc/host/host.h"
@@ -35,6 +36,7 @@ namespace {
 constexpr uint32_t kLanes = 4, kLayers = 4, kHidden = 40, kHeadDim = 6, kHeads = 2, kFfn = 24;
 constexpr uint32_t kVocab = 50, kContext = 96;
 constexpr uint32_t kExperts = 5, kChosen = 2;
+constexpr uint32_t kTogether = 3;  // requests of a batch
 constexpr uint64_t kPage = 4096;
 
 // What draft() proposes: the answer to a prompt of kPrompt ids.
@@ -173,7 +175,7 @@ struct World {
             model.vocab_size = kVocab;
             model.num_head_groups = 1;
             model.context = kContext;
-            model.num_slots = 1;
+            model.num_slots = kTogether;
             model.rounds_messages = !is_mixture;
             if (is_mixture) {
                 model.num_residuals = 1;
@@ -244,6 +246,41 @@ struct World {
         return of_first;
     }
 
+    // Runs equal requests as a batch; the first one is cancelled after 7 tokens. `expected` are the
+    // tokens of one that runs alone.
+    void run_together(const KcclEngineRequest& request, const std::vector<int32_t>& expected) {
+        KcclEngineRequest batch = {};
+        batch.task = kKcclEngineBatch;
+        for (KcclEngine* engine : engines) (void)kccl_engine_start(engine, &batch);
+        const auto answer = [&](uint32_t slot) {
+            KcclEngineRequest own = request;
+            own.slot = own.source = slot;
+            const auto member = static_cast<uint32_t>(kccl_engine_join(engines[0], &own));
+            std::vector<int32_t> tokens;
+            KcclEngineToken token = {};
+            int found;
+            while ((found = kccl_engine_next_of(engines[0], member, &token, 1'000'000)) >= 0) {
+                if (found > 0 && token.id >= 0) tokens.push_back(token.id);
+                if (slot == 0 && tokens.size() == 7) kccl_engine_cancel_of(engines[0], member);
+            }
+            while (kccl_engine_leave(engines[0], member, 1'000'000) == 0) {
+            }
+            const size_t least = slot == 0 ? 7 : expected.size();
+            if (tokens.size() < least ||
+                !std::equal(tokens.begin(), tokens.end(), expected.begin()))
+                fail("a batch gives other tokens");
+        };
+        std::vector<std::thread> threads;
+        for (uint32_t i = 0; i < kTogether; ++i) threads.emplace_back(answer, i);
+        for (std::thread& each : threads) each.join();
+        kccl_engine_cancel(engines.back());
+        KcclEngineToken token = {};
+        for (KcclEngine* engine : engines) {
+            while (kccl_engine_next(engine, &token, 1'000'000) >= 0) {
+            }
+        }
+    }
+
     [[noreturn]] static void fail(const char* what) {
         printf("%s\n", what);
         fflush(stdout);
@@ -285,6 +322,8 @@ bool is_right(bool is_mixture) {
         request.drafter = reinterpret_cast<uint64_t>(&draft);
         const std::vector<int32_t> same = world.run(request, 25);
         if (same != found) World::fail("drafts give other tokens");
+        request.drafter = 0;
+        world.run_together(request, found);
         request.most_drafts = 0;
         std::vector<float> scores(ids.size() * kVocab);
         request.task = kKcclEngineScore;
