@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,9 +10,19 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+import kccl
+
 from .base.closing import Closing
+from .executors.batch import batch_of
 from .executors.measuring import Measuring
-from .executors.opening import check_ranks, drafts_for, read_for, rounding, start_ranks
+from .executors.opening import (
+    check_ranks,
+    check_slots,
+    drafts_for,
+    read_for,
+    rounding,
+    start_ranks,
+)
 from .executors.requests import (
     check_needs_no_text,
     context_of,
@@ -21,25 +31,23 @@ from .executors.requests import (
     no_tokenizer,
     params_of,
 )
-from .executors.runner import Runner
+from .executors.runner import Runner, seeded
 from .files.checkpoint import Checkpoint, open_checkpoint
 from .files.models import find_model
 from .model.config import ModelConfig
 from .model.drafts import Drafts
 from .model.executor import Drafted
 from .model.sample import SamplingParams
-from .model.timeline import Timeline
-from .model.variant import Variant
 from .serving.conversation import Conversation
 from .serving.jobs import Generate
 from .serving.sessions import MOST_WAITING, Sessions
-from .serving.submission import Submission
+from .serving.submission import CANCELLED, Submission
 from .text.matcher import Matchers
 from .text.pieces import Answer, Piece, StopText, whole_answer
 from .text.tokenizer import Tokenizer
 
 
-class Engine(Closing):
+class Engine(Closing, Measuring):
     """A model that is ready to answer. It is a context manager.
 
     In a job of several processes (mpirun, `kccl run`) each rank makes an Engine of the same model
@@ -57,6 +65,7 @@ class Engine(Closing):
         sampling: The model's own defaults for fields of SamplingParams, by name: those of its
             generation_config.json, or of its config.json where there is none.
         matcher: Follows a grammar. With it callers can check one before they submit a request.
+        slots: The most requests that it answers at the same time.
         sessions: The queue of submit(), with its length and its limit.
         notices: Sentences, one for each thing that the engine does otherwise than the files ask:
             weights that are rounded, fields of generation_config.json that are not used.
@@ -71,6 +80,7 @@ class Engine(Closing):
         blocks: int | None = None,
         context: int | None = None,
         prefixes: int = 1,
+        slots: int = 1,
         dtype: str | None = None,
         weights: str | None = None,
         tokenizer: bool = True,
@@ -96,6 +106,10 @@ class Engine(Closing):
             prefixes: Conversations whose keys and values are kept, so that the next turn of each
                 computes only what is new. The least recently used gives way. Each has memory for
                 a whole context; from 1 to 64.
+            slots: The most requests, 1 to 8, that are answered at the same time, each with the
+                tokens that it would have alone: those of submit() and, where ranks are threads, of
+                stream() and generate(), from any thread. At least so many prefixes are kept. More
+                than 1 is for backend "host".
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
@@ -107,6 +121,8 @@ class Engine(Closing):
             drafts: The most tokens, 1 to 7, that are guessed from the ids so far and checked in one
                 pass; "auto": fewer where few are right, or none; or Drafts (see there). They change
                 no token. GPUs have as many as fit into memory; "hip" and mixtures there have none.
+                With `slots`, all requests that run share 8 places of a pass, for last tokens and
+                drafts, and those with a grammar have no drafts.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
@@ -115,7 +131,7 @@ class Engine(Closing):
         """
         blocks = None if blocks is None else integer("blocks", blocks)
         ranks = None if ranks is None else integer("ranks", ranks)
-        prefixes = integer("prefixes", prefixes)
+        prefixes, slots = integer("prefixes", prefixes), integer("slots", slots)
         check_ranks(ranks)
         if isinstance(model, Checkpoint):
             checkpoint, opened = model, None
@@ -124,6 +140,7 @@ class Engine(Closing):
         try:
             checkpoint = read_for(checkpoint, backend, dtype, weights)
             drafts = drafts_for(backend, drafts)
+            check_slots(backend, slots, drafts)
             self.config: ModelConfig = checkpoint.config
             self.dtype, self.stored = checkpoint.dtype, checkpoint.stored
             self.formats = checkpoint.formats
@@ -141,7 +158,7 @@ class Engine(Closing):
             self._end_ids: tuple[int, ...] = ends
             self.context = context_of(self.config, context)
             self._ranks = start_ranks(
-                checkpoint, backend, ranks, blocks, self.context, prefixes, drafts, progress
+                checkpoint, backend, ranks, blocks, self.context, prefixes, slots, drafts, progress
             )
         finally:
             if opened is not None:
@@ -152,8 +169,11 @@ class Engine(Closing):
         self.matcher = Matchers(lambda: self.tokenizer, self.config.vocab_size)
         self._runner = Runner(self._ranks, self.config, self.context, encode, self.matcher)
         self._runner.drafts = drafts
-        self._measuring = Measuring(self._runner)
-        self.sessions = Sessions(self._runner, self._tokenizer, MOST_WAITING)
+        self.slots = slots
+        batch = batch_of(self._runner, slots)
+        self.sessions = Sessions(self._runner, self._tokenizer, MOST_WAITING, batch)
+        # In a job, all ranks call stream(), and they run its request together, alone.
+        self._streams_queue = batch is not None and len(self._ranks.mine) == self.world_size
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise TypeError(
@@ -235,12 +255,21 @@ class Engine(Closing):
         """Returns the whole answer. Arguments and errors are those of stream()."""
         began = time.monotonic()
         ids, params = self._prompt(prompt), self._params(params, given)
+        if self._streams_queue:
+            params = seeded(params)
+            return whole_answer(list(self._pieces(ids, params)), params, len(ids), began)
         pieces = list(self._pieces(ids, params))
         return whole_answer(pieces, self.params, len(ids), began)
 
     def _pieces(
         self, ids: list[int], params: SamplingParams, shown: Collection[int] = ()
     ) -> Generator[Piece, None, None]:
+        if self._streams_queue:
+            with self.sessions.submit(Generate(ids, params, tuple(shown))) as submission:
+                yield from submission
+            if submission.end is not None and submission.end.reason == CANCELLED:
+                raise kccl.Error("the engine was closed before the answer's end")
+            return
         text = StopText(self._tokenizer.stream(shown) if self._tokenizer else None, params.stop)
         with closing(self._runner.tokens(ids, params)) as tokens:
             for token in tokens:
@@ -305,67 +334,6 @@ class Engine(Closing):
         the reference has it. The ranks must be threads.
         """
         return self._runner.run_until(ids, op_index)
-
-    # ---- measurements: executors/measuring.py ----------------------------------------------------
-
-    def bandwidth(self) -> float:
-        """Returns the bytes a second at which the threads read all weights and do nothing else."""
-        return self._measuring.bandwidth()
-
-    def cache_bytes(self) -> int:
-        """Returns the bytes of the caches of all ranks' cores together; 0 on devices. Weights that
-        fit into these caches are read faster than memory allows. Collective.
-        """
-        return self._measuring.cache_bytes()
-
-    def weight_bytes(self) -> int:
-        """Returns the bytes of weights that a token reads."""
-        return self._measuring.weight_bytes()
-
-    def bytes_per_token(self, position: int) -> int:
-        """Returns the bytes of weights, keys and values that the token at a position reads."""
-        return self._measuring.bytes_per_token(position)
-
-    def timed(
-        self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
-    ) -> tuple[list[int], list[float]]:
-        """Generates the likeliest tokens and tells when each one came, for benchmarks. No id ends
-        the answer.
-
-        Args:
-            prompt: Text, or ids.
-            max_tokens: Number of tokens.
-            overlaps: False asks for a slow run with which a fast one can be compared: its tokens
-                must be the same. All blocks of all ranks wait for each other behind each op,
-                weights are copied when they are needed, and keys and values of fast runs are not
-                reused. Backend "host" has no such run.
-
-        Returns:
-            The ids; and the time of the call and of each token, in seconds of time.monotonic().
-
-        Raises:
-            InvalidArgument: The backend cannot do that.
-        """
-        return self._measuring.timed(prompt, max_tokens, overlaps=overlaps)
-
-    def using(self, variant: Variant) -> AbstractContextManager[None]:
-        """A context in which answers come from another decode kernel, to learn what its parts cost.
-        Their tokens may be wrong. Collective.
-
-        Raises:
-            InvalidArgument: The backend has no kernel.
-            BackendError: The kernel cannot be compiled for this model.
-        """
-        return self._measuring.using(variant)
-
-    def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
-        """Returns what each rank's blocks do while `tokens` tokens in a row are generated, from the
-        second one behind the prompt on. The ranks must be threads.
-
-        Raises:
-            InvalidArgument: The backend has no kernel, or an argument is wrong.
-        """
-        return self._measuring.timeline(prompt, num_tokens)
 
     # ---- ends ------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import kccl
 
 from ..base.owner import Owner
+from ..model.batches import Member
 from ..model.executor import Executor, Token
 from ..text.matcher import Matcher
 from .drafting import is_drafting
@@ -24,12 +25,14 @@ class Constrained:
     reader asks for the next token.
     """
 
-    def __init__(self, executors: Sequence[Executor], matcher: Matcher, first: int) -> None:
+    def __init__(
+        self, executors: Sequence[Executor] | Sequence[Member], matcher: Matcher, first: int
+    ) -> None:
         """Computes the first mask, which may take long. Must be called before the executors'
         start().
 
         Args:
-            executors: The executors of this process's ranks.
+            executors: The executors of this process's ranks, or a request of a batch.
             matcher: Follows the grammar. It must be at the grammar's beginning.
             first: The position of the answer's first token in the sequence.
 

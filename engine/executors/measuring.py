@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import kccl
 
 from ..model.bounds import bytes_per_token
-from ..model.executor import Place
+from ..model.executor import Executor, Place
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps, Timeline, timelines
 from ..model.variant import TRACING, USUAL, Variant
-from .ranks import Wanted
+from .ranks import Ranks, Wanted
 from .runner import Runner
 
 # bandwidth() makes _READS requests of each length, and uses the fastest. The longer ones read all
@@ -22,17 +22,13 @@ _MOST_FIXED = 100
 
 
 class Measuring:
-    """Times an engine's requests, and measures what the ranks do in them."""
+    """The methods of an Engine that time its requests, and measure what the ranks do in them."""
 
-    def __init__(self, runner: Runner) -> None:
-        """Measures the requests of a runner. The caller must close the runner."""
-        self._runner = runner
-        self._ranks = runner.ranks
+    _runner: Runner
+    _ranks: Ranks[Executor]
 
     def bandwidth(self) -> float:
-        """Returns the bytes a second at which the engine's own threads read all weights when they
-        do nothing else.
-        """
+        """Returns the bytes a second at which the threads read all weights and do nothing else."""
         with self._ranks.request(Wanted("bandwidth")):
             once = self._read(1)
             turns = self._turns(once)
@@ -50,7 +46,9 @@ class Measuring:
         return self._runner.program.streamed_bytes() / best
 
     def cache_bytes(self) -> int:
-        """See Engine.cache_bytes()."""
+        """Returns the bytes of the caches of all ranks' cores together; 0 on devices. Weights that
+        fit into these caches are read faster than memory allows. Collective.
+        """
         mine = sorted({cpu for each in self._ranks.mine for cpu in each.cpus})
         cpus = {cpu for some in self._ranks.all_gather(mine) for cpu in some}
         return kccl.topology.discover().cache_bytes(cpus)
@@ -81,7 +79,23 @@ class Measuring:
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
     ) -> tuple[list[int], list[float]]:
-        """See Engine.timed()."""
+        """Generates the likeliest tokens and tells when each one came, for benchmarks. No id ends
+        the answer.
+
+        Args:
+            prompt: Text, or ids.
+            max_tokens: Number of tokens.
+            overlaps: False asks for a slow run with which a fast one can be compared: its tokens
+                must be the same. All blocks of all ranks wait for each other behind each op,
+                weights are copied when they are needed, and keys and values of fast runs are not
+                reused. Backend "host" has no such run.
+
+        Returns:
+            The ids; and the time of the call and of each token, in seconds of time.monotonic().
+
+        Raises:
+            InvalidArgument: The backend cannot do that.
+        """
         ids, began_s = self._runner.ids(prompt, room=1), time.monotonic()
         params = SamplingParams(max_tokens=max_tokens)
         tokens = list(self._runner.tokens(ids, params, overlaps=overlaps))
@@ -89,7 +103,13 @@ class Measuring:
 
     @contextmanager
     def using(self, variant: Variant) -> Iterator[None]:
-        """See Engine.using()."""
+        """A context in which answers come from another decode kernel, to learn what its parts cost.
+        Their tokens may be wrong. Collective.
+
+        Raises:
+            InvalidArgument: The backend has no kernel.
+            BackendError: The kernel cannot be compiled for this model.
+        """
         try:
             with self._ranks.request(Wanted(f"variant {variant}")):
                 self._runner.use(variant)
@@ -98,7 +118,12 @@ class Measuring:
             self._runner.use(USUAL)
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
-        """See Engine.timeline()."""
+        """Returns what each rank's blocks do while `tokens` tokens in a row are generated, from the
+        second one behind the prompt on. The ranks must be threads.
+
+        Raises:
+            InvalidArgument: The backend has no kernel, or an argument is wrong.
+        """
         # One token step before the reported ones and one after them are traced, too: see Timeline.
         token_steps, ids = num_tokens + 2, self._runner.ids(prompt)
         most = self._runner.context - len(ids) - 2

@@ -11,6 +11,7 @@ import kccl
 from ..base.core import lib
 from ..files.checkpoint import Checkpoint
 from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
+from ..model.batches import MOST_REQUESTS
 from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
 from ..model.program import Program
@@ -49,6 +50,7 @@ class Backend(NamedTuple):
             refuses allocations that do not fit before weights are read.
         takes_drafts: Whether a pass can check drafts.
         takes_drafters: Whether a function in Python can make them.
+        takes_batches: Whether several requests can run at the same time.
         has_layers_alike: Whether a kind of op must have the same format in all layers.
     """
 
@@ -60,6 +62,7 @@ class Backend(NamedTuple):
     held: Callable[[Program, int, int], int] | None
     takes_drafts: bool = False
     takes_drafters: bool = False
+    takes_batches: bool = False
     has_layers_alike: bool = False
 
 
@@ -156,7 +159,7 @@ _ON_CUDA = Backend(
 _ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=(), takes_drafts=False)
 BACKENDS = {
     "host": Backend(
-        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, True, True
+        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, True, True, True
     ),
     "cuda": _ON_CUDA,
     "hip": _ON_HIP,
@@ -228,6 +231,26 @@ def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
     return OFF
 
 
+def check_slots(backend: str, slots: int, drafts: Drafts) -> None:
+    """Checks the number of requests that an engine answers at the same time.
+
+    Raises:
+        InvalidArgument: It is out of range, the backend answers one at a time, or the drafts come
+            from a function in Python, which would hold up the other requests.
+    """
+    if not 1 <= slots <= MOST_REQUESTS:
+        raise kccl.InvalidArgument(f"slots is {slots}, must be from 1 to {MOST_REQUESTS}")
+    if slots == 1:
+        return
+    if not BACKENDS[backend].takes_batches:
+        raise kccl.InvalidArgument(
+            f"slots is {slots}, must be 1 on backend {backend!r}, whose kernel answers one request "
+            "at a time while others wait in the queue; backend 'host' answers several"
+        )
+    if drafts.drafter is not None:
+        raise kccl.InvalidArgument(f"slots is {slots}, must be 1 with a drafter in Python")
+
+
 def check_ranks(ranks: int | None) -> None:
     """Raises InvalidArgument if Engine's argument `ranks`, the number of ranks that are threads of
     this process, is out of range, or if a launcher has started this process as a rank.
@@ -249,12 +272,13 @@ def start_ranks(
     ranks: int | None,
     blocks: int | None,
     context: int,
-    slots: int,
+    prefixes: int,
+    requests: int,
     drafts: Drafts,
     progress: Callable[[int, int], None] | None,
 ) -> Ranks[Executor]:
     """Starts a model's ranks, and returns those that are in this process. The arguments are
-    Engine's; `slots` is its `prefixes`, the checkpoint must be from read_for(), and the drafts from
+    Engine's; `requests` is its `slots`, the checkpoint must be from read_for(), and the drafts from
     drafts_for().
 
     Raises:
@@ -262,8 +286,9 @@ def start_ranks(
         kccl.Error: The model cannot be read, or does not fit into memory.
     """
     kind = BACKENDS[backend]
-    if not 1 <= slots <= MOST_SLOTS:
-        raise kccl.InvalidArgument(f"prefixes is {slots}, must be from 1 to {MOST_SLOTS}")
+    if not 1 <= prefixes <= MOST_SLOTS:
+        raise kccl.InvalidArgument(f"prefixes is {prefixes}, must be from 1 to {MOST_SLOTS}")
+    slots = max(prefixes, requests)
     packed, lock = [0], threading.Lock()
 
     def make(comm: kccl.Communicator) -> Executor:
@@ -272,7 +297,7 @@ def start_ranks(
         check_same(
             comm,
             model
-            | {"context": context, "blocks": blocks, "prefixes": slots}
+            | {"context": context, "blocks": blocks, "prefixes": prefixes, "slots": requests}
             | {"drafts": [*drafts.of_all_ranks]},
         )
         program = Program(checkpoint.config, checkpoint.formats)

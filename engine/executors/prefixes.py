@@ -1,6 +1,6 @@
 """Decides which sequences the KV cache keeps, and which slot a request uses."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..model.executor import BEGINNING, Place
@@ -52,25 +52,33 @@ class Prefixes:
         """Returns the ids of the slot that was used last."""
         return self._slots[self.newest_slot].ids
 
-    def find(self, ids: Sequence[int], kind: Hashable) -> tuple[Place, list[int]]:
+    def find(
+        self, ids: Sequence[int], kind: Hashable, busy: Collection[int] = ()
+    ) -> tuple[Place, list[int]]:
         """Returns the Place that a request should use, and how many of the request's first ids each
         slot has.
 
         The place's source is the slot that shares the longest prefix with the request. The request
         also uses this slot, unless it would overwrite more than half of it. Then the prefix is
         copied to the least recently used slot.
+
+        Args:
+            ids, kind: The request's ids, and how its keys and values are computed.
+            busy: Slots in which other requests run. Their prefixes can be copied.
         """
         # The last id is never taken from the cache: it must run, because its logits give a token.
         shared = [
-            min(_common_prefix(slot.ids, ids), len(ids) - 1) if slot.kind == kind else 0
+            min(common_prefix(slot.ids, ids), len(ids) - 1) if slot.kind == kind else 0
             for slot in self._slots
         ]
         source = max(range(len(shared)), key=lambda i: (shared[i], self._slots[i].used))
-        oldest = min(range(len(shared)), key=lambda i: self._slots[i].used)
+        unused = [i for i in range(len(shared)) if i not in busy]
+        oldest = min(unused, key=lambda i: self._slots[i].used)
         if shared[source] == 0:
             return Place(oldest, oldest, 0), shared
         goes_on = 2 * shared[source] >= len(self._slots[source].ids)
-        return Place(source if goes_on else oldest, source, shared[source]), shared
+        slot = source if goes_on and source not in busy else oldest
+        return Place(slot, source, shared[source]), shared
 
     def begin(self, place: Place, kind: Hashable) -> None:
         """Records that a request begins in a slot, which counts as empty until keep() is called."""
@@ -81,6 +89,10 @@ class Prefixes:
         """Records the ids whose keys and values the running request's slot holds."""
         self._slots[place.slot].ids = list(ids)
 
+    def forget_all(self) -> None:
+        """Marks all slots as empty, because requests that this process does not know use them."""
+        self._slots = [_Slot() for _ in self._slots]
+
     def forget(self) -> None:
         """Marks slot 0 as empty, because a request has written keys and values there that no other
         request can reuse.
@@ -88,7 +100,8 @@ class Prefixes:
         self._slots[BEGINNING.slot] = _Slot()
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Returns how many of their first ids two sequences have in common."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

@@ -30,6 +30,13 @@ from .shares import spread
 _SEED_BITS = 32
 
 
+def seeded(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters with a seed, which is drawn if they need one and have none."""
+    if params.temperature <= 0 or params.seed is not None:
+        return params
+    return replace(params, seed=secrets.randbits(_SEED_BITS))
+
+
 class Runner:
     """Runs the requests of one model, on the ranks that are in this process.
 
@@ -42,6 +49,7 @@ class Runner:
         drafts: How the requests from now on make drafts. Must be the same on all ranks.
         drafted: The number of drafts of the newest request.
         prefixes: The sequences that the KV cache holds.
+        matcher: Makes a Matcher for a grammar.
     """
 
     def __init__(
@@ -57,7 +65,7 @@ class Runner:
         Args:
             ranks, config, context: See the attributes.
             encode: Turns text into ids.
-            matcher: Makes a Matcher for a grammar.
+            matcher: See the attributes.
         """
         self.ranks = ranks
         self.config = config
@@ -67,7 +75,7 @@ class Runner:
         self.drafts: Drafts = OFF
         self.drafted = Drafted()
         self.prefixes = Prefixes(ranks.mine[0].num_slots)
-        self._encode, self._matcher = encode, matcher
+        self._encode, self.matcher = encode, matcher
         self._variant = USUAL
 
     @property
@@ -122,13 +130,13 @@ class Runner:
                 params = replace(params, seed=seed)
             self.params, self.num_cached = params, place.num_cached
             self.drafted = drafted = Drafted()
-            self._rotate(length)
+            self.rotate(length)
             for each in self.ranks.mine:
                 each.drafts = self.drafts
                 each.prepare(params, overlaps=overlaps)
             constrained = None
             if params.grammar is not None:
-                matcher = self._matcher(params.grammar)
+                matcher = self.matcher(params.grammar)
                 constrained = Constrained(self.ranks.mine, matcher, len(ids))
                 self.ranks.helped_by(constrained.thread)
             for each in self.ranks.mine:
@@ -184,7 +192,7 @@ class Runner:
         # be reused. A search with a single id finds none, because find() always leaves at least one
         # id to run.
         with self._request(f"logits {ids} {at_once}", ids[:1], kind, waits=waits) as (place, _):
-            self._rotate(len(ids))
+            self.rotate(len(ids))
             for each in self.ranks.mine:
                 each.prepare_scoring()
             for first in range(0, len(ids), at_once):
@@ -234,7 +242,7 @@ class Runner:
         op, ids = ops[op_index], self.ids(ids)
         with self.ranks.request(Wanted(f"op {op_index} {ids}")):
             self.prefixes.forget()
-            self._rotate(len(ids))
+            self.rotate(len(ids))
             out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
             for index, each in enumerate(self.ranks.mine):
                 each.start_trace(ids, op, out, writes_shared=index == 0)
@@ -259,7 +267,7 @@ class Runner:
         if len(self.ranks.mine) != self.ranks.world_size:
             raise kccl.InvalidArgument(f"{what} needs ranks that are threads of one process")
 
-    def _rotate(self, length: int) -> None:
+    def rotate(self, length: int) -> None:
         """Sets the rotations of this process's ranks for a request of `length` positions."""
         for each in self.ranks.mine:
             each.rotations.choose(length)

@@ -1,10 +1,11 @@
 """The jobs that an engine's queue takes. Rank 0 can send them to the other ranks as JSON."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from ..executors.batch import Batch, Seat
 from ..executors.cancellation import Cancellation
 from ..executors.runner import Runner
 from ..model.grammar import Grammar
@@ -34,8 +35,13 @@ class Job(Protocol[T_co]):
         job_of() makes an equal job.
         """
 
+    def shares(self, batch: Batch) -> Hashable:
+        """Returns what the requests that run at the same time must have in common. None: this job
+        runs alone.
+        """
+
     def run(
-        self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
+        self, runner: Runner | Seat, tokenizer: Tokenizer | None, cancellation: Cancellation
     ) -> Generator[T_co, None, None]:
         """Runs the request, and yields its results. Collective: all ranks must call it. Only rank
         0's cancellation has an effect.
@@ -65,8 +71,12 @@ class Generate:
         params = {name: _as_json(value) for name, value in asdict(self.params).items()}
         return {"kind": "generate", "ids": self.ids, "params": params, "shown": list(self.shown)}
 
+    def shares(self, batch: Batch) -> Hashable:
+        """See Job."""
+        return batch.reach(self.ids, self.params)
+
     def run(
-        self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
+        self, runner: Runner | Seat, tokenizer: Tokenizer | None, cancellation: Cancellation
     ) -> Generator[Piece, None, None]:
         """See Job."""
         text = StopText(tokenizer.stream(self.shown) if tokenizer else None, self.params.stop)
@@ -107,8 +117,12 @@ class Score:
         """See Job."""
         return {"kind": "score", "ids": self.ids, "num_alternatives": self.num_alternatives}
 
+    def shares(self, batch: Batch) -> Hashable:
+        """See Job. Its logits need all columns of a pass."""
+        return None
+
     def run(
-        self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
+        self, runner: Runner | Seat, tokenizer: Tokenizer | None, cancellation: Cancellation
     ) -> Generator[Scored, None, None]:
         """See Job."""
         following = iter(self.ids[1:])
