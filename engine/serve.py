@@ -18,12 +18,15 @@ from .api import Engine
 from .commands import screen
 from .commands.options import add_engine_arguments
 from .commands.processes import Processes, Restarter, measured
+from .executors.opening import BACKENDS
 from .executors.requests import integer
 from .serving.sessions import Sessions
 
 __all__ = ["add_arguments", "main"]
 
 _PREFIXES = 4
+# No more than _PREFIXES, so that the KV cache is not larger for them.
+_SLOTS = 4
 _QUEUE = 256
 _MOST_CONNECTIONS = 512
 # The most connections that the operating system queues until the server accepts them: listen()'s
@@ -63,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_PREFIXES,
         metavar="N",
         help=f"conversations whose keys and values are kept ({_PREFIXES})",
+    )
+    parser.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help=f"requests, 1 to 8, that are answered at a time; more than 1 on host only "
+        f"({_SLOTS} on host, else 1)",
     )
     parser.add_argument(
         "--queue", type=int, default=_QUEUE, metavar="N", help=f"most requests that wait ({_QUEUE})"
@@ -116,6 +126,7 @@ def main(args: argparse.Namespace) -> int:
     given = {"model": args.model, "backend": args.backend, "blocks": args.blocks}
     given |= {"context": args.context, "dtype": args.dtype, "prefixes": args.prefixes}
     given |= {"weights": args.weights, "drafts": args.drafts}
+    given["slots"] = slots_for(args.backend, args.slots)
     say = partial(screen.tell, console)
     with ExitStack() as stack:
         processes: Processes | None = None
@@ -154,6 +165,15 @@ def main(args: argparse.Namespace) -> int:
             stack.enter_context(Restarter(processes, engine, told=service.replace, tell=say))
         _serve(app, lambda: service.engine.sessions, listening, say)
     return 0
+
+
+def slots_for(backend: str, slots: int | None) -> int:
+    """Returns Engine's `slots` for the argument --slots, None if it is not given. Then a backend
+    that answers one request at a time has one, and the others wait in the queue.
+    """
+    if slots is None:
+        return _SLOTS if BACKENDS[backend].takes_batches else 1
+    return integer("--slots", slots)
 
 
 def _check_restart() -> None:

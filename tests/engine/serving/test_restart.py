@@ -95,7 +95,7 @@ def is_running(pid):
 
 
 def killed_while_it_answers(running, pid):
-    """What a stream and a request in the queue say where a rank is killed meanwhile.
+    """What a stream and a request beside it say where a rank is killed meanwhile.
 
     The rank is stopped before: otherwise a fast machine could end the answer first.
     """
@@ -107,7 +107,7 @@ def killed_while_it_answers(running, pid):
         os.kill(pid, signal.SIGSTOP)
         queued = threading.Thread(target=lambda: waiting.append(running.ask()))
         queued.start()
-        while running.health()[1]["waiting"] != 1:
+        while running.health()[1]["running"] != 2:
             time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         told = [line for line in lines if "error" in line]
