@@ -113,9 +113,10 @@ class Pipe {
                      int channel, uint32_t number)
         : shape_(shape) {
         const uint64_t index = shape.first_of(channel) + number;
-        begin_ = scratch_at<uint8_t>(
+        // keep(): the compiler else loads the parameters that this needs after the kernel's wait.
+        begin_ = mem::keep(scratch_at<uint8_t>(
             comm, rank,
-            comm.layout.messages + source * comm.layout.message_bytes + index * shape.num_bytes);
+            comm.layout.messages + source * comm.layout.message_bytes + index * shape.num_bytes));
     }
     KCCL_DEVICE uint32_t* word(PipeShape::Line line, uint32_t which = 0) const {
         return reinterpret_cast<uint32_t*>(begin_ + line * kLineBytes) + which;
@@ -141,7 +142,8 @@ class Pipe {
 };
 
 // This rank's end of the pipes for one slice of one message. Each thread of the coop makes an
-// object, and all of them call its functions together.
+// object, and all of them call its functions together. The constructor only computes addresses, so
+// a kernel makes the object before it waits for the kernels before it.
 template <class Coop>
 class PipeEnd {
   public:
@@ -161,14 +163,18 @@ class PipeEnd {
           channel_(channel),
           mine_(comm, shape, comm.rank, peer, channel, number),
           theirs_(comm, shape, peer, comm.rank, channel, number),
-          counter_(mine_.word(PipeShape::kOwn, kernel == kKcclSendTo ? 0 : 1)),
-          epoch_(mem::load_plain(counter_)),
-          status_(status_of(comm)) {}
+          counter_(mine_.word(PipeShape::kOwn, kernel == kKcclSendTo ? 0 : 1)) {}
 
-    // Sends `slice` of `in`, a message with this head. On return the slice may be reused.
-    KCCL_DEVICE Status send(const uint8_t* in, const Slice& slice, const MessageHead& head) {
-        const uint8_t* bytes = in + slice.begin;
-        const uint32_t first = in_packets(slice.count);
+    // Loads what the last message left. Comes before send() and receive().
+    KCCL_DEVICE void open() {
+        epoch_ = mem::load_plain(counter_);
+        status_ = status_of(comm_);
+    }
+
+    // Sends a slice of `count` bytes, of a message with this head. On return the slice may be
+    // reused.
+    KCCL_DEVICE Status send(const uint8_t* bytes, uint64_t count, const MessageHead& head) {
+        const uint32_t first = in_packets(count);
         const uint32_t num = num_packets(first);
         const auto payload_of = [&](uint32_t i) {
             if (i >= kHead && i < num) return load_payload(bytes, i - kHead, first, false);
@@ -188,7 +194,7 @@ class PipeEnd {
             }
         }
         if (coop_.any(!has_room)) return status_of(comm_);
-        const Rounds rounds = {slice.count - first, shape_.chunk_bytes};
+        const Rounds rounds = {count - first, shape_.chunk_bytes};
         for (uint32_t round = 0; round < rounds.number(); ++round) {
             begin_step();
             const uint32_t wanted = epoch_before(PipeShape::kChunkSlots);
@@ -200,13 +206,12 @@ class PipeEnd {
         return end();
     }
 
-    // Receives `slice` of a message with this head into `out`. If the sender's message has another
-    // length, or a tag that the head does not take, this rank gives up, and a failed status is
-    // returned.
-    KCCL_DEVICE Status receive(uint8_t* out, const Slice& slice, const MessageHead& head) {
-        uint8_t* bytes = out + slice.begin;
-        const uint32_t first = in_packets(slice.count);
-        const Rounds rounds = {slice.count - first, shape_.chunk_bytes};
+    // Receives a slice of `count` bytes, of a message with this head. If the sender's message has
+    // another length, or a tag that the head does not take, this rank gives up, and a failed status
+    // is returned.
+    KCCL_DEVICE Status receive(uint8_t* bytes, uint64_t count, const MessageHead& head) {
+        const uint32_t first = in_packets(count);
+        const Rounds rounds = {count - first, shape_.chunk_bytes};
         const uint32_t last = rounds.number();
         begin_step();
         if (coop_.any(!take_packets(bytes, first, head))) return status_of(comm_);
@@ -378,8 +383,8 @@ class PipeEnd {
     const Pipe mine_;    // in this rank's scratch: what the peer sends this rank
     const Pipe theirs_;  // in the peer's scratch: what this rank sends the peer
     uint32_t* const counter_;
-    uint32_t epoch_;
-    const Status status_;
+    uint32_t epoch_ = 0;
+    Status status_ = kKcclOk;
 };
 
 }  // namespace kccl

@@ -188,11 +188,11 @@ MUTATIONS = (
         "a call waits for the kernels before it when it has read its pipes' counters",
         "messages of dependents",
         RACE | STUCK | STALE | REUSED,
-        Edit(KERNEL, "        if (!has_begun) begin();\n", ""),
+        Edit(KERNEL, "            if (!has_begun) begin();\n", ""),
         Edit(
             KERNEL,
-            "            const Status status =\n",
-            "            if (i == number) begin();\n            const Status status =\n",
+            "            end.open();\n",
+            "            end.open();\n            if (i == number) begin();\n",
         ),
     ),
     bug(

@@ -48,16 +48,17 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
         const uint64_t units = (num_bytes + kUnit - 1) / kUnit;
         // keep() makes the compiler have these before begin().
         const uint64_t share = mem::keep((units + num_slices - 1) / num_slices * kUnit);
-        auto* const out = reinterpret_cast<uint8_t*>(mem::keep(call.receive_to[peer]));
-        const auto* const in = reinterpret_cast<const uint8_t*>(mem::keep(call.send_from[peer]));
-        if (!has_begun) begin();
-        has_begun = true;
+        const uint64_t array = receives ? call.receive_to[peer] : call.send_from[peer];
         for (uint32_t i = number; i < num_slices; i += each) {
             const Slice slice = slice_of(num_bytes, share, i);
+            auto* const bytes = reinterpret_cast<uint8_t*>(mem::keep(array + slice.begin));
             PipeEnd<Coop> end(coop, comm, shape, receives ? kKcclRecvFrom : kKcclSendTo, peer,
                               call.channel, i);
-            const Status status =
-                receives ? end.receive(out, slice, head) : end.send(in, slice, head);
+            if (!has_begun) begin();
+            has_begun = true;
+            end.open();
+            const Status status = receives ? end.receive(bytes, slice.count, head)
+                                           : end.send(bytes, slice.count, head);
             if (status != kKcclOk) return status;
         }
     }
