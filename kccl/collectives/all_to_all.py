@@ -42,6 +42,8 @@ class AllToAll(Collective):
                 must be equal. If all counts are whole rows of x, an allocated array keeps x's
                 dimensions except the first; otherwise it has one dimension. With more than 8 ranks,
                 and between nodes, each part is a message to its rank, and types are not compared.
+                So are the chunks of x without counts from 64 KiB on, with more than 8 ranks of one
+                node.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:

@@ -20,8 +20,8 @@ from .spec import Request
 from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
 from .tuning import tuning_for
 
-# The limit for an all_reduce, which ranks do not post: from this many bytes on, each rank of a
-# group reduces a part of the message across groups.
+# The limit for calls that ranks do not post. From this many bytes on, each rank of a group reduces a
+# part of an all_reduce across groups, and an all_to_all's chunks are messages.
 _DIVIDES_FROM_BYTES = 65536
 
 
@@ -66,14 +66,18 @@ class GroupedPlan(Plan):
 
 
 class PlanOfMessages(GroupedPlan):
-    """A plan of all_to_all with counts. No rank knows the longest part of all, so parts are not
-    padded: each is a message between the two ranks that know its length.
+    """A plan of all_to_all in which each part is a message between two ranks.
+
+    Calls with counts have such plans, because no rank knows the longest part of all. Long calls
+    without counts have them, too.
     """
 
     def handle(self, backend: Any, *, moved: int | None = None, **fields: Any) -> Any:
         """See Plan."""
         del moved  # Messages have no type.
-        return backend.parts(fields["sends"], fields["receives"], fields["channel"])
+        equal = [fields["count"]] * self.request.world_size
+        sends, receives = fields.get("sends", equal), fields.get("receives", equal)
+        return backend.parts(sends, receives, fields.get("channel", 0))
 
     def explain(self) -> str:
         """See Plan."""
@@ -148,7 +152,8 @@ class GroupedPlanner:
         why = {name: obstacle or why_others for name, obstacle in obstacles.items()}
         rejected = tuple((name, text) for name, text in why.items() if name != chosen.name)
         make = partial(self._steps, chosen)
-        plan = GroupedPlan(chosen.name, request, reason, rejected, moves=chosen.moves, make=make)
+        kind = PlanOfMessages if chosen.by_messages else GroupedPlan
+        plan = kind(chosen.name, request, reason, rejected, moves=chosen.moves, make=make)
         teams = self._grouping.explain(self._rank)
         shown = tuple(make(**fields(request)).steps)
         return replace(plan, steps=shown, teams=teams)

@@ -296,6 +296,7 @@ class Form:
         needs_even: True if the form needs groups of the same size.
         posts: For a form in which ranks post: returns the most bytes that one rank posts for a
             request. None for other forms.
+        by_messages: True if each part is a message between two ranks, and there are no steps.
     """
 
     name: str
@@ -303,15 +304,16 @@ class Form:
     make: Callable[..., None]
     needs_even: bool = False
     posts: Callable[[Request], int] | None = None
+    by_messages: bool = False
 
     def why_not(self, request: Request, grouping: Grouping) -> str | None:
         """Returns why the form cannot make a request; None if it can."""
         if self.needs_even and not grouping.is_even:
             return "the groups differ in size"
+        if grouping.are_nodes and (self.by_messages or self.posts is not None):
+            return "the ranks are on several nodes"
         if self.posts is None:
             return None
-        if grouping.are_nodes:
-            return "the ranks are on several nodes"
         is_short = self.posts(request) <= MOST_POSTED_BYTES
         return None if is_short else f"a rank would post more than {MOST_POSTED_BYTES} bytes"
 

@@ -62,9 +62,9 @@ def inputs_of(comm, name, count, salt):
     return [of(name, count, rng) for _ in range(comm.world_size)]
 
 
-def check_reductions(comm, name, op):
+def check_reductions(comm, name, op, lengths=LENGTHS):
     groups, rank = groups_of(comm), comm.rank
-    for count in LENGTHS:
+    for count in lengths:
         inputs = inputs_of(comm, name, count, count)
         wanted = reduced(inputs, op, groups)
         for algorithm in algorithms_for(comm, "all_reduce", name, wanted.nbytes):
@@ -130,11 +130,12 @@ def check_chunks(comm):
         whole = np.arange(world_size * world_size * count, dtype=np.int64)
         whole = whole.reshape(world_size, world_size, count)
         wanted = np.ascontiguousarray(whole[:, rank])
-        same(comm.all_to_all(whole[rank].copy()), wanted)
-        x = whole[rank].copy()
-        same(comm.all_to_all(x, out=x), wanted)
-        roots = range(world_size) if count == 7 else (world_size - 1,)
         nbytes = whole[0].nbytes
+        for algorithm in algorithms_for(comm, "all_to_all", "int64", nbytes):
+            same(comm.all_to_all(whole[rank].copy(), algorithm=algorithm), wanted)
+            x = whole[rank].copy()
+            same(comm.all_to_all(x, out=x, algorithm=algorithm), wanted)
+        roots = range(world_size) if count == 7 else (world_size - 1,)
         for algorithm, root in product(algorithms_for(comm, "gather", "int64", nbytes), roots):
             sent, how = whole[rank][root].copy(), {"algorithm": algorithm}
             found = comm.gather(sent, root, **how)

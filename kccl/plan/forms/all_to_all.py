@@ -76,4 +76,14 @@ def fields(request: Request) -> dict[str, Any]:
     return {"count": request.nbytes // request.world_size}
 
 
-FORMS = (Form("all_to_all_grouped", "all_to_all in the group, then across groups", all_to_all),)
+def _no_steps(s: Steps, *, count: int) -> None:
+    """Adds nothing: the chunks are messages."""
+
+
+FORMS = (
+    Form("all_to_all_grouped", "all_to_all in the group, then across groups", all_to_all),
+    # A byte is copied twice or less on its way, and some seven times by the steps of groups.
+    Form(
+        "all_to_all_by_messages", "each chunk is a message to its rank", _no_steps, by_messages=True
+    ),
+)
