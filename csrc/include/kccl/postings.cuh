@@ -7,15 +7,17 @@
 //
 // Why a slot may be used again: a rank that posts call c has taken what it needs of the calls
 // before c. The slot of call c was that of call c - SLOTS. So it is free when every rank has posted
-// a call after call c - SLOTS. A rank checks this once in SLOTS / 4 calls, for all of these calls,
-// so that it does not read the other ranks' cache lines in each call.
+// a call after call c - SLOTS. A rank checks this once in a batch of calls, for all of its calls, so
+// that it does not read the other ranks' cache lines in each call.
 #pragma once
 
 #include "mem.cuh"
 
 namespace kccl {
 
-constexpr uint64_t kPostingSlots = 128;
+// Where more ranks wait than there are cores, each gets a core in turn. The more calls a rank may be
+// ahead, the more calls it makes then.
+constexpr uint64_t kPostingSlots = 512;
 // The length of a slot. It is an odd number of lines, so that the slots' first lines are in
 // different sets of a cache.
 constexpr uint64_t kPostingSlotBytes = 9 * kKcclLineBytes;
@@ -53,7 +55,7 @@ class Postings {
     // Returns the number of the call that has been begun last.
     KCCL_DEVICE uint64_t number() const { return number_; }
 
-    // Tells whether this call is the first of a batch of SLOTS / 4, which all ranks number alike.
+    // Tells whether this call is the first of a batch, which all ranks number alike.
     KCCL_DEVICE bool begins_batch() const { return number_ % kBatch == 0; }
 
     // Begins the next call. From here on this rank must not use parts of earlier calls. Returns
@@ -105,7 +107,8 @@ class Postings {
     }
 
   private:
-    static constexpr uint64_t kBatch = SLOTS / 4;
+    // A batch is short, because ranks also compare their calls once in a batch.
+    static constexpr uint64_t kBatch = SLOTS < 128 ? SLOTS / 4 : 32;
     // A multiplier that spreads the bits: 2^64 divided by the golden ratio.
     static constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
 
