@@ -26,7 +26,8 @@ INTERLEAVED = tuple(tuple(range(first, 12, 3)) for first in range(3))
 UNEVEN_AND_MIXED = ((0, 2, 4, 6, 8), (1, 3, 9), (5,), (7, 10))
 
 
-@pytest.mark.parametrize("world_size", long_after(1, [9, 16, 1, 7, 14]))
+@pytest.mark.takes(20)
+@pytest.mark.parametrize("world_size", long_after(1, [9, 16, 1]))
 def test_every_collective(world_size):
     kccl.run_threads(check_all, world_size, timeout=60)
 
@@ -37,15 +38,14 @@ def test_groups_whose_ranks_are_not_consecutive(monkeypatch, groups):
     kccl.run_threads(check_all, sum(map(len, groups)), timeout=60)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["bfloat16", "int64", "complex64"])
-def test_types_and_operators(name):
+@pytest.mark.parametrize("name", long_after(1, oracle.EVERY_DTYPE[::-1]))
+def test_every_type_and_operator_of_16_ranks(name):
     def main(comm):
         for op in oracle.ops_of(name):
-            check_reductions(comm, name, op)
-            check_to_root_and_lower(comm, name, op)
+            check_reductions(comm, name, op, lengths=(33,))
+            check_to_root_and_lower(comm, name, op, lengths=(33,))
 
-    kccl.run_threads(main, 12, timeout=60)
+    kccl.run_threads(main, 16, timeout=60)
 
 
 @pytest.mark.long

@@ -89,10 +89,10 @@ def of_lower_ranks(inputs, op, number):
     return oracle.all_reduce(inputs[:number], op) if number else None
 
 
-def check_to_root_and_lower(comm, name, op):
+def check_to_root_and_lower(comm, name, op, lengths=(1, 300)):
     """Reductions whose results differ between ranks."""
     groups, rank = groups_of(comm), comm.rank
-    for count in (1, 300):
+    for count in lengths:
         inputs = inputs_of(comm, name, count, count + 2)
         wanted = reduced(inputs, op, groups)
         for algorithm, root in product(
