@@ -73,6 +73,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def answers(self, nbytes: int) -> tuple[int, Any]:
+        """Allocates memory of zeros that kernels write and this process reads. Returns its address
+        and its owner. Only for backends on which messages are calls of send_recv.
+        """
+
+    @abstractmethod
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
         """Returns the view of a caller's array, which must be in memory that this backend's calls
         use.

@@ -9,7 +9,7 @@ from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 from ..gpu import arrays, driver, strided
 from ..gpu.arrays import DeviceView
-from ..gpu.memory import GpuWindow
+from ..gpu.memory import GpuWindow, Memory
 from ..plan.limits import not_resident
 from ..ranks.windows import Window
 from .base import Backend
@@ -36,6 +36,12 @@ class OnGpu(Backend):
         self._stream_before: Callable[[], int] = driver.legacy_stream
 
     # ---- Arrays ------------------------------------------------------------------------------
+
+    def answers(self, nbytes: int) -> tuple[int, Any]:
+        """See Backend: pinned memory of the host."""
+        with driver.uncaptured():
+            memory = Memory(self.device, nbytes, None, on_host=True)
+        return memory.address, memory
 
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
         """See Backend."""

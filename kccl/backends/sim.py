@@ -175,6 +175,10 @@ class SimBackend(Backend):
         """See Backend."""
         return self._temporaries.room(nbytes, channel)
 
+    def answers(self, nbytes: int) -> tuple[int, Any]:
+        """See Backend."""
+        return host_memory.anonymous(nbytes)
+
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 

@@ -5,14 +5,15 @@ several messages to or from the same peer. Then it is several calls, one after a
 of their tags.
 """
 
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..base import arguments
 from ..base.abi import MAX_WORLD_SIZE, MOST_GPU_TAG, fastcall, message_head
 from ..base.errors import InvalidArgument
 from .context import Context
 from .front import call_is_not_copied
+from .gpu_sources import Source, Sources
 from .messages import ANY, Message, MessageCall, Messages, Request, check_messages
 from .prepared import Prepared, address_of
 
@@ -28,6 +29,8 @@ class GpuRequest(Request):
         self._messages = messages
         self.message = message
         self.is_issued = False
+        # Where the kernel writes from which rank the message is; None if the receive names one.
+        self.from_any: Source | None = None
 
     @property
     def is_done(self) -> bool:
@@ -37,11 +40,17 @@ class GpuRequest(Request):
     @property
     def source(self) -> int | None:
         """See Request."""
+        if self.from_any is not None:
+            known = self.from_any.rank_and_tag()
+            return known[0] if known is not None else None
         return self.message.peer if self.message.receives and self.is_issued else None
 
     @property
     def tag(self) -> int | None:
         """See Request."""
+        if self.from_any is not None:
+            known = self.from_any.rank_and_tag()
+            return known[1] if known is not None else None
         message = self.message
         is_known = message.receives and self.is_issued and message.tag != ANY
         return message.tag if is_known else None
@@ -86,14 +95,11 @@ class GpuMessages(Messages):
         self._begun: list[GpuRequest] = []
         self._grouped: list[Message] = []
         self._known: dict[Any, tuple[Any, Any]] = {}
+        self._sources = Sources(context)
 
-    def check_any_peer(self) -> NoReturn:
+    def check_any_peer(self) -> bool:
         """See Messages."""
-        raise InvalidArgument(
-            f"peer is None, must be a rank on backend {self.context.backend.name}, where a receive "
-            "is enqueued before its message comes, so that nobody could say from which rank it is; "
-            "the host backend has receives from any rank"
-        )
+        return True
 
     def tag_of(self, tag: Any, *, receives: bool) -> int:
         """See Messages."""
@@ -138,12 +144,32 @@ class GpuMessages(Messages):
         streams: dict[tuple[int, int], list[Message]] = {}
         for message in (*(request.message for request in self._begun), *messages):
             streams.setdefault((message.stream, message.channel), []).append(message)
+        unnamed = {key: self._unnamed(those) for key, those in streams.items()}
         for (stream, channel), those in streams.items():
             for call in _calls_of(those):
-                self._run(call, stream, channel)
+                self._run(call, stream, channel, unnamed[stream, channel])
                 # Marks the messages of this call as issued at once, so that they are not issued
                 # again if a later call of this loop cannot be launched.
                 self._note_issued(call)
+
+    def _unnamed(self, messages: Sequence[Message]) -> int:
+        """Returns the ranks from which the messages' receives from any rank may receive, a bit
+        each: those that no other receive names.
+
+        Raises:
+            InvalidArgument: There is such a receive, and no such rank.
+        """
+        ranks = (1 << self.context.world_size) - 1
+        receives = [message for message in messages if message.receives]
+        for message in receives:
+            if message.peer != ANY:
+                ranks &= ~(1 << message.peer)
+        if ranks == 0 and any(message.peer == ANY for message in receives):
+            raise InvalidArgument(
+                "peer is None in a receive of a group whose other receives name every rank: "
+                "receives from any rank take messages of ranks that the group does not name"
+            )
+        return ranks
 
     def _note_issued(self, messages: list[Message]) -> None:
         issued = {id(message) for message in messages}
@@ -153,7 +179,11 @@ class GpuMessages(Messages):
 
     def prepare(self, call: MessageCall, message: Message, stream: Any) -> Prepared:
         """See Messages."""
-        fields = {**_fields([message], message.channel), **_addresses([message])}
+        unnamed = self._unnamed([message])
+        fields = {
+            **_fields([message], message.channel, unnamed),
+            **_addresses([message], unnamed),
+        }
         return call.prepared(message, fields, stream, _KERNEL)
 
     def start(self, message: Message) -> GpuRequest:
@@ -175,25 +205,38 @@ class GpuMessages(Messages):
     def drop(self) -> None:
         """See Messages."""
         self._begun = []
+        self._sources.forget()
 
-    def _run(self, messages: list[Message], stream: int, channel: int) -> None:
+    def _source_of(self, messages: list[Message]) -> int:
+        """Returns the address to which the call writes from which rank it has received; 0: none."""
+        for request in self._begun:
+            message = request.message
+            if message.receives and message.peer == ANY and any(message is x for x in messages):
+                request.from_any = self._sources.new()
+                return request.from_any.address
+        return 0
+
+    def _run(self, messages: list[Message], stream: int, channel: int, unnamed: int) -> None:
         context = self.context
         key = (
             channel,
+            unnamed if any(each.peer == ANY for each in messages) else 0,
             *((each.receives, each.peer, each.view.nbytes, each.tag) for each in messages),
         )
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _KNOWN_CALLS:
                 self._known.clear()
-            handle = context.backend.call(_KERNEL, **_fields(messages, channel))
+            handle = context.backend.call(_KERNEL, **_fields(messages, channel, unnamed))
             known = handle, fastcall.Op(address_of(handle), None, context.raise_failure)
             self._known[key] = known
         handle, op = known
+        output = self._source_of(messages)
 
         def fill() -> None:
-            for name, addresses in _addresses(messages).items():
+            for name, addresses in _addresses(messages, unnamed).items():
                 setattr(handle.call, name, addresses)
+            handle.call.output = output
             context.backend.set_stream(handle, stream)
 
         op.after(fill)
@@ -214,13 +257,21 @@ def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
     return calls
 
 
-def _fields(messages: list[Message], channel: int) -> dict[str, Any]:
+def _place(message: Message, unnamed: int) -> int:
+    """Returns the rank at which a message stands in KcclCall's arrays: a receive from any rank at
+    the lowest of the ranks from which it receives.
+    """
+    return (unnamed & -unnamed).bit_length() - 1 if message.peer == ANY else message.peer
+
+
+def _fields(messages: list[Message], channel: int, unnamed: int) -> dict[str, Any]:
     """Returns KcclCall's fields, except the addresses, for a call with these messages."""
     heads = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
     bits = 0
     for each in messages:
-        heads[each.receives][each.peer] = message_head(each.view.nbytes, each.tag)
-        bits |= 1 << each.receives * MAX_WORLD_SIZE + each.peer
+        place = _place(each, unnamed)
+        heads[each.receives][place] = message_head(each.view.nbytes, each.tag)
+        bits |= 1 << each.receives * MAX_WORLD_SIZE + place
     count = sum(each.view.nbytes for each in messages)
     sends, receives = heads
     return {
@@ -229,13 +280,14 @@ def _fields(messages: list[Message], channel: int) -> dict[str, Any]:
         "messages": bits,
         "count": count,
         "channel": channel,
+        "peer": unnamed if any(each.peer == ANY for each in messages) else 0,
     }
 
 
-def _addresses(messages: list[Message]) -> dict[str, list[int]]:
+def _addresses(messages: list[Message], unnamed: int) -> dict[str, list[int]]:
     """Returns KcclCall's addresses for a call with these messages."""
     addresses = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
     for each in messages:
-        addresses[each.receives][each.peer] = each.view.address
+        addresses[each.receives][_place(each, unnamed)] = each.view.address
     send_from, receive_to = addresses
     return {"send_from": send_from, "receive_to": receive_to}

@@ -50,7 +50,7 @@ class Request(ABC):
         is_done: True once the message is known to be sent or received, on a GPU once it is issued
             on its stream. Reading it makes no progress.
         source, tag: The rank that sent a message, and its tag, once it has been received. None
-            until then, and for the tag of a receive on a GPU that takes any tag.
+            until then, and for the tag of a receive on a GPU that names a rank and takes any tag.
     """
 
     __reduce_ex__ = call_is_not_copied

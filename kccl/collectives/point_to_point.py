@@ -88,9 +88,9 @@ class Recv(MessageCall):
             x: Array, strided ones as in all_reduce, but C-contiguous in a group. The message must
                 have its length in bytes.
             peer: The rank that sends the message. None takes a message from any rank; irecv()'s
-                request says from which. On GPUs and on the simulator a rank must be given: a
-                receive is enqueued before its message comes, so that nobody could say from which
-                rank it is, unless the host waited for the stream.
+                request says from which, on a GPU once the message has come. On GPUs and on the
+                simulator it is the first rank whose next message on the channel has the tag. In a
+                group it is a rank that no other receive of the group names.
             tag: The tag that send() was given. None takes any tag.
             stream, channel: As in send().
 

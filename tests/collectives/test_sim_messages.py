@@ -170,13 +170,50 @@ def test_channels_keep_messages_apart():
     run(main)
 
 
+@pytest.mark.parametrize("nbytes", [24, 20_000])
+def test_receives_from_any_rank(nbytes):
+    """The request says from which rank; the order of tags is the receiver's."""
+
+    def main(comm):
+        size = comm.world_size
+        if comm.rank:
+            comm.send(data(nbytes, comm.rank), 0, tag=comm.rank)
+            comm.send(data(nbytes, comm.rank, 1), 0, tag=100)
+        else:
+            x = np.zeros(nbytes, np.uint8)
+            for tag in range(size - 1, 0, -1):
+                assert comm.recv(x, tag=tag) is x and (x == data(nbytes, tag)).all()
+            sources = set()
+            for _ in range(1, size):
+                request = comm.irecv(x, tag=100)
+                assert request.source is None and request.wait() is x and request.tag == 100
+                assert (x == data(nbytes, request.source, 1)).all()
+                sources.add(request.source)
+            assert sources == set(range(1, size))
+        # Around, in groups: each sends and receives at once. A prepared call receives again.
+        right, left = (comm.rank + 1) % size, (comm.rank - 1) % size
+        y = np.zeros(nbytes, np.uint8)
+        for number in range(2):
+            with comm.group():
+                comm.send(data(nbytes, comm.rank, number), right)
+                comm.recv(y)
+            assert (y == data(nbytes, left, number)).all()
+        op = comm.recv.prepare(y[:16])
+        for number in range(2):
+            comm.send(data(16, comm.rank, number), right)
+            op()
+            assert (y[:16] == data(16, left, number)).all()
+
+    run(main, 4)
+
+
 REFUSED = {
     "tag": (
         lambda comm, x: comm.send(x, 0, tag=65535),
         "tag is 65535, must be between 0 and 65534",
     ),
     "tag of recv": (lambda comm, x: comm.irecv(x, 0, -1), "tag is -1, must be between 0 and 65534"),
-    "any": (lambda comm, x: comm.recv(x), "peer is None, must be a rank on backend sim, .* host"),
+    "any": (lambda comm, x: receive_from_all(comm, x), "peer is None in a receive of a group"),
     "no peer": (lambda comm, x: comm.send(x, None), "peer is None"),
     "far peer": (lambda comm, x: comm.isend(x, 2), "peer is 2, must be between 0 and 1"),
     "channel": (lambda comm, x: comm.send(x, 0, channel=9), "channel is 9"),
@@ -184,6 +221,12 @@ REFUSED = {
     "strided": (lambda comm, x: comm.irecv(x[::2], 0), "contiguous"),
     "strided in a prepared group": (lambda comm, x: prepared_send(comm, x[::2]), "contiguous"),
 }
+
+
+def receive_from_all(comm, x):
+    with comm.group():
+        for peer in (0, 1, None):
+            comm.recv(x, peer)
 
 
 def prepared_send(comm, x):

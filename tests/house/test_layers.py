@@ -95,6 +95,7 @@ INCLUDES = {
     "sentinel.cuh": {"channel.cuh"},
     "rounds.cuh": {"channel.cuh"},
     "pipes.cuh": {"ll16.cuh", "rounds.cuh"},
+    "any_source.cuh": {"pipes.cuh"},
     "parts.cuh": {"exchange.cuh", "rounds.cuh"},
     "same_call.cuh": {"channel.cuh"},
     "one_call.cuh": {"channel.cuh", "grid.cuh", "payload.cuh", "reduce.cuh"},
@@ -107,7 +108,7 @@ KERNELS = {name_of(path) for path in (HEADERS / "kernels").iterdir()}
 COLLECTIVES = {name_of(path) for path in (HEADERS / "collectives").iterdir()}
 FOR_KERNELS = {"wait.cuh", "one_sided.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "parts.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
-FOR_KERNELS |= {"pipes.cuh", "same_call.cuh", "columns.cuh"}
+FOR_KERNELS |= {"any_source.cuh", "same_call.cuh", "columns.cuh"}
 # A kernel that calls another when it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {
     "kernels/all_reduce_two_shot_cma_simple.cuh": {"kernels/all_reduce_two_shot_pull_simple.cuh"}

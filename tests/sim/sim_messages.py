@@ -2,6 +2,7 @@
 matrix.
 """
 
+import numpy as np
 from sim_rows import num_bytes
 
 from kccl.base.abi import MAX_WORLD_SIZE, MOST_GPU_TAG, message_head
@@ -16,15 +17,18 @@ _BUFFERED = 48
 class Messages:
     """One of Script's base classes, with these calls."""
 
-    def messages(self, actor, those, *, shifts=(0, 0), expected=None, tags=(0, 0)):
+    def messages(self, actor, those, *, shifts=(0, 0), expected=None, tags=(0, 0), from_any=False):
         """A call of each rank that has a message in `those`, with all of its messages.
 
         Args:
             those: (sender, receiver, bytes) of each.
             expected: Bytes that receivers believe to get, if it is not what is sent.
             tags: The tag of the senders, and that of the receivers, -1 for any.
+            from_any: Whether receivers do not say from which rank a message comes. Each of them
+                then has one in `those`.
         """
         calls = {}
+        everyone = (1 << self.world_size) - 1
         for sender, receiver, nbytes in those:
             values = self.random_bytes(max(nbytes, expected or 0))[sender]
             at = self.place(sender, values[:nbytes], is_written=False, shift=shifts[0])
@@ -34,9 +38,13 @@ class Messages:
             sent, taken = message_head(nbytes, tags[0]), message_head(length, tags[1])
             _add(calls, sender, "sends", "send_from", receiver, sent, self.address(sender, at))
             _add(
-                *(calls, receiver, "receives", "receive_to", sender, taken),
+                *(calls, receiver, "receives", "receive_to", 0 if from_any else sender, taken),
                 self.address(receiver, out),
             )
+            if from_any:
+                source = np.array([tags[0] << 8 | sender + 1], np.uint32)
+                told = self.place(receiver, source, is_written=True, what="the message's source")
+                calls[receiver] |= {"peer": everyone, "output": self.address(receiver, told)}
         for rank, fields in calls.items():
             self.call(actor, rank, SEND_RECV, **fields)
 
@@ -75,10 +83,16 @@ def _row(script, actors, size, rng):
         shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
         tag = int(rng.choice([0, 7, MOST_GPU_TAG]))
         tags = tag, int(rng.choice([tag, -1]))
+        from_any = bool(rng.integers(2))
         for actor in actors:
-            for (sender, receiver), nbytes in zip(pairs.tolist(), lengths.tolist(), strict=True):
+            for number, ((sender, receiver), nbytes) in enumerate(
+                zip(pairs.tolist(), lengths.tolist(), strict=True)
+            ):
                 if sender != receiver:
-                    script.message(actor, sender, receiver, nbytes, shifts=shifts, tags=tags)
+                    # Which rank's message comes first is not known, so the tags tell them apart.
+                    tags = (number + 1, number + 1) if from_any else tags
+                    options = {"shifts": shifts, "tags": tags, "from_any": from_any}
+                    script.message(actor, sender, receiver, nbytes, **options)
                 else:
                     script.message(actor, sender, sender, min(nbytes, _BUFFERED))
 

@@ -40,6 +40,10 @@ struct MessageHead {
 
     KCCL_DEVICE uint64_t num_bytes() const { return word & kBytes; }
     KCCL_DEVICE uint32_t tag() const { return static_cast<uint32_t>(word >> kKcclTagShift); }
+    // Tells whether a receive with this head asks for the tag of the other one.
+    KCCL_DEVICE bool takes_tag(const MessageHead& other) const {
+        return tag() == kKcclAnyTag || tag() == other.tag();
+    }
     // Tells whether a receive with this head takes a message with the other one.
     KCCL_DEVICE bool takes(const MessageHead& other) const {
         const uint64_t compared = tag() == kKcclAnyTag ? kBytes : ~uint64_t{0};
@@ -66,7 +70,8 @@ struct PipeShape {
         kWritten = 0,  // written by the source: the epoch of its last step of plain bytes
         kCredit = 1,   // written by the source: the epoch of the last step that it has received of
                        // this rank, by the pipe in the other direction
-        kOwn = 2,      // this rank's two epochs: of its last step to the source, and from it
+        kOwn = 2,      // this rank's two epochs: of its last step to the source, and from it; in
+                       // pipes from itself also the two words of any_source.cuh
         kNumLines = 3
     };
 
@@ -92,6 +97,12 @@ struct PipeShape {
     // Returns the number of the first pipe of a channel.
     KCCL_DEVICE uint32_t first_of(int channel) const {
         return channel == 0 ? 0 : of_channel_0 + (static_cast<uint32_t>(channel) - 1) * of_others;
+    }
+    // Returns the number of the step of this epoch modulo kPacketSlots, without a division.
+    KCCL_DEVICE static uint32_t step_of(const DeviceComm& comm, uint32_t epoch) {
+        static_assert(kPacketSlots == 4 && kChunkSlots == 2);
+        const uint32_t low = (epoch & comm.epoch_step) != 0 ? 1 : 0;
+        return (epoch & 2 * comm.epoch_step) != 0 ? low + 2 : low;
     }
     // Returns the length of a slot of packets.
     KCCL_DEVICE uint32_t slot_bytes() const { return 2 * packet_bytes; }
@@ -227,13 +238,7 @@ class PipeEnd {
     }
 
   private:
-    // Returns the number of the current step (that of epoch_) modulo kPacketSlots, without a
-    // division.
-    KCCL_DEVICE uint32_t step() const {
-        static_assert(PipeShape::kPacketSlots == 4 && PipeShape::kChunkSlots == 2);
-        const uint32_t low = (epoch_ & comm_.epoch_step) != 0 ? 1 : 0;
-        return (epoch_ & 2 * comm_.epoch_step) != 0 ? low + 2 : low;
-    }
+    KCCL_DEVICE uint32_t step() const { return PipeShape::step_of(comm_, epoch_); }
     KCCL_DEVICE void begin_step() { epoch_ += comm_.epoch_step; }
     KCCL_DEVICE uint32_t epoch_before(uint32_t steps) const {
         return epoch_ - steps * comm_.epoch_step;

@@ -7,6 +7,7 @@ from kccl.base import abi
 
 from .program import NARROW, Program
 
+FROM_ANY = "messages from any rank"
 # A pipe has room for packets with 240 bytes of a message, and for chunks of some 3 KiB.
 _PIPES = {**NARROW, "message_bytes": MESSAGE_BYTES, "num_channels": 4}
 _LENGTHS = (0, 5, 300, 240, 12000, 9, 7000)
@@ -57,6 +58,16 @@ def _in_chains(script):
             script.messages(actor, [(0, 1, number), (1, 0, number)])
 
 
+def _from_any(script):
+    """Ranks 1 and 2 send to rank 0, which asks for one of them by its tag. Blocks share a
+    message.
+    """
+    script.begin(threads=2 * script.machine.warp_size, blocks=4, style="calls")
+    for nbytes in (6000, 3, 9000, 240) * 2:
+        for tag in (2, 1):
+            script.message(0, tag, 0, nbytes, tags=(tag, tag), from_any=True)
+
+
 def _differing(script):
     script.begin(threads=2 * script.machine.warp_size)
     script.messages(0, [(0, 1, 40)], expected=48)
@@ -80,6 +91,9 @@ PROGRAMS = {
         _grouped, 3, (SEND_RECV,), {**_PIPES, "num_channels": 1, "blocks_per_channel": 4}
     ),
     "messages of dependents": Program(_in_dependents, 3, (SEND_RECV,), _PIPES),
+    FROM_ANY: Program(
+        _from_any, 3, (SEND_RECV,), {**_PIPES, "num_channels": 1, "blocks_per_channel": 4}
+    ),
     # Each launch has a block: so four calls have room, two of each chain.
     "chains of messages": Program(
         _in_chains, 2, (SEND_RECV,), {**_PIPES, "num_channels": 2, "most_blocks": 4}

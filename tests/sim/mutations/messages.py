@@ -16,9 +16,11 @@ from .mutation import (
 )
 
 PIPES = "include/kccl/pipes.cuh"
+ANY_SOURCE = "include/kccl/any_source.cuh"
 KERNEL = f"include/kccl/kernels/{SEND_RECV}.cuh"
 GROUPED = "grouped messages"
 BURSTS = "bursts of messages"
+FROM_ANY = "messages from any rank"
 
 
 def pipe_bug(name, broken, verdicts, *edits, program=SEND_RECV, **options):
@@ -26,7 +28,42 @@ def pipe_bug(name, broken, verdicts, *edits, program=SEND_RECV, **options):
     return bug(name, broken, program, verdicts, *(Edit(PIPES, *each) for each in edits), **options)
 
 
+def choice_bug(name, broken, verdicts, *edits):
+    """A bug in any_source.cuh."""
+    return bug(name, broken, FROM_ANY, verdicts, *(Edit(ANY_SOURCE, *each) for each in edits))
+
+
 MUTATIONS = (
+    choice_bug(
+        "any_source_takes_any_tag",
+        "a receive from any rank takes a message with another tag",
+        REFUSED_CALL | STUCK,
+        ("if (!head_.takes_tag(theirs)) continue;", ""),
+    ),
+    choice_bug(
+        "any_source_takes_the_last_message",
+        "a receive from any rank takes a head that has not come",
+        STALE | STUCK,
+        ("(half >> 32) != epoch", "(half >> 32) != epoch - 4 * comm_.epoch_step"),
+    ),
+    choice_bug(
+        "any_source_of_each_block",
+        "each block of a message chooses the rank",
+        STUCK | STALE | RACE | REUSED | TWO_WRITERS,
+        ("number == 0 ? choose_first", "true ? choose_first"),
+    ),
+    choice_bug(
+        "any_source_told_once",
+        "the other blocks hear of every message what they heard of the first",
+        STUCK | STALE | RACE | WRONG,
+        ("mem::store_plain(heard, next);", "mem::store_plain(heard, 0u * next);"),
+    ),
+    choice_bug(
+        "any_source_without_tag",
+        "the rank that sent a message is told with a wrong tag",
+        WRONG,
+        ("theirs.tag() << 8 |", "0u |"),
+    ),
     pipe_bug(
         "pipe_without_credit",
         "a sender does not wait until its slot is free",
@@ -188,11 +225,10 @@ MUTATIONS = (
         "a call waits for the kernels before it when it has read its pipes' counters",
         "messages of dependents",
         RACE | STUCK | STALE | REUSED,
-        Edit(KERNEL, "            if (!has_begun) begin();\n", ""),
         Edit(
             KERNEL,
-            "            end.open();\n",
-            "            end.open();\n            if (i == number) begin();\n",
+            "            begin_once();\n            end.open();\n",
+            "            end.open();\n            begin_once();\n",
         ),
     ),
     bug(

@@ -6,7 +6,7 @@
 // that used its slot before.
 #pragma once
 
-#include "../pipes.cuh"
+#include "../any_source.cuh"
 
 namespace kccl {
 
@@ -15,6 +15,13 @@ namespace kccl {
 // in which they were sent. Both ranks must give a message the same length and tag, except that a
 // receive may take any tag. On return this coop has received its slices. It may reuse the slices
 // that it sends, although the peer may not have received the short ones yet.
+//
+// If `call.peer` is not zero, it has a bit for each rank from which one of the receives takes its
+// message: the first one that comes with the receive's tag. This receive stands in `messages`,
+// `receives` and `receive_to` as one from the lowest of these ranks, and no other receive of the
+// call is from one of them. `call.output` is the address of a word that gets the source plus 1, and
+// above 8 bits the message's tag; 0: none. A kernel that makes several such calls makes each by one
+// coop.
 //
 // Called by all threads of the coop (a thread, warp or block: coop.cuh). `blocks` coops make the
 // call together, and this is number `block` of them. If `blocks` is at least the number of
@@ -33,14 +40,19 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
     const uint32_t each = num_messages != 0 && blocks > num_messages ? blocks / num_messages : 1;
     // The number of the block that has the next message's first slice.
     uint32_t first = 0;
+    const auto sources = static_cast<uint32_t>(call.peer);
     bool has_begun = false;
+    const auto begin_once = [&] {
+        if (!has_begun) begin();
+        has_begun = true;
+    };
     for (uint64_t rest = call.messages; rest != 0; rest &= rest - 1) {
         const int bit = first_of(static_cast<uint32_t>(rest));
         const uint32_t number = block - first;
         first = first + each < blocks ? first + each : 0;
         if (number >= each) continue;
         const bool receives = bit >= kKcclMaxWorldSize;
-        const int peer = receives ? bit - kKcclMaxWorldSize : bit;
+        int peer = receives ? bit - kKcclMaxWorldSize : bit;
         const MessageHead head = {receives ? call.receives[peer] : call.sends[peer]};
         const uint64_t num_bytes = head.num_bytes();
         const uint32_t num_slices = shape.slices_of(num_bytes, call.channel);
@@ -49,13 +61,18 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
         // keep() makes the compiler have these before begin().
         const uint64_t share = mem::keep((units + num_slices - 1) / num_slices * kUnit);
         const uint64_t array = receives ? call.receive_to[peer] : call.send_from[peer];
+        if (receives && sources != 0 && peer == first_of(sources) && number < num_slices) {
+            begin_once();
+            const AnySource<Coop> any(coop, comm, shape, call.channel, sources, head);
+            peer = any.choose(number, each < num_slices ? each : num_slices, call.output);
+            if (peer < 0) return status_of(comm);
+        }
         for (uint32_t i = number; i < num_slices; i += each) {
             const Slice slice = slice_of(num_bytes, share, i);
             auto* const bytes = reinterpret_cast<uint8_t*>(mem::keep(array + slice.begin));
             PipeEnd<Coop> end(coop, comm, shape, receives ? kKcclRecvFrom : kKcclSendTo, peer,
                               call.channel, i);
-            if (!has_begun) begin();
-            has_begun = true;
+            begin_once();
             end.open();
             const Status status = receives ? end.receive(bytes, slice.count, head)
                                            : end.send(bytes, slice.count, head);
