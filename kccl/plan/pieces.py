@@ -12,7 +12,7 @@ from typing import Any
 from ..base import dtypes
 from ..base.errors import InvalidArgument
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 18
 """Most bytes of a piece's input or output. The GPU copies one piece while the ranks exchange
 another, so pieces are shorter than long messages; each costs its exchange's latency.
 """

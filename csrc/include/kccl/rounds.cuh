@@ -78,7 +78,7 @@ struct Row {
 template <int WORLD_SIZE, class RowOf>
 KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf row_of) {
     constexpr int kRows = WORLD_SIZE > 1 && WORLD_SIZE < 5 ? WORLD_SIZE - 1 : 4;
-    constexpr uint32_t kAtOnce = kRows < 3 ? 4 / kRows : 2;
+    constexpr uint32_t kAtOnce = kRows < 3 ? 8 / kRows : 2;
     for (int first = 0; first < num_rows; first += kRows) {
         Row rows[kRows] = {};
         uint32_t most = 0;
