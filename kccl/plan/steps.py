@@ -296,6 +296,8 @@ class Form:
         needs_even: True if the form needs groups of the same size.
         posts: For a form in which ranks post: returns the most bytes that one rank posts for a
             request. None for other forms.
+        on_one_node: True if the form is for ranks of one node only.
+        most_bytes: The longest request that the form takes; 0: any.
         by_messages: True if each part is a message between two ranks, and there are no steps.
     """
 
@@ -304,14 +306,18 @@ class Form:
     make: Callable[..., None]
     needs_even: bool = False
     posts: Callable[[Request], int] | None = None
+    on_one_node: bool = False
+    most_bytes: int = 0
     by_messages: bool = False
 
     def why_not(self, request: Request, grouping: Grouping) -> str | None:
         """Returns why the form cannot make a request; None if it can."""
         if self.needs_even and not grouping.is_even:
             return "the groups differ in size"
-        if grouping.are_nodes and (self.by_messages or self.posts is not None):
+        if grouping.are_nodes and (self.on_one_node or self.posts is not None):
             return "the ranks are on several nodes"
+        if self.most_bytes and request.nbytes > self.most_bytes:
+            return f"the message has more than {self.most_bytes} bytes"
         if self.posts is None:
             return None
         is_short = self.posts(request) <= MOST_POSTED_BYTES

@@ -84,6 +84,10 @@ FORMS = (
     Form("all_to_all_grouped", "all_to_all in the group, then across groups", all_to_all),
     # A byte is copied twice or less on its way, and some seven times by the steps of groups.
     Form(
-        "all_to_all_by_messages", "each chunk is a message to its rank", _no_steps, by_messages=True
+        "all_to_all_by_messages",
+        "each chunk is a message to its rank",
+        _no_steps,
+        on_one_node=True,
+        by_messages=True,
     ),
 )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...base import dtypes
+from ...base.abi import POSTING_BYTES
 from ..spec import Request
 from ..steps import INPUT, OUTPUT, Form, Steps, Take
 from .all_gather import all_gather
@@ -47,6 +48,48 @@ def scan_posted(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None
     finish(s, result, OUTPUT, count, wide, dtype, op, num_rows)
 
 
+def scan_in_turn(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
+    """Makes scan's steps: each rank takes the sums of the rank before it, a piece at a time, adds
+    its own elements, and posts the result for the next rank.
+
+    In step t, rank r posts piece t - r of its sums, and takes piece t - r + 1 of rank r - 1.
+    """
+    wide, kind = accumulator(dtype, op), kind_of(dtype, op)
+    size, last = dtypes.of(wide).itemsize, s.grouping.world_size - 1
+    most = POSTING_BYTES // size
+    pieces = [(first, min(most, count - first)) for first in range(0, count, most)]
+    own = widened(s, INPUT, count, dtype, wide)
+    # Of this rank and all lower ones, and of the lower ones alone.
+    sums, lower = s.temporary(count * size), s.temporary(count * size * peer)
+    rows = s.temporary(2 * most * size)
+
+    def piece(number: int) -> tuple[int, int]:
+        return pieces[number] if 0 <= number < len(pieces) else (0, 0)
+
+    def add(first: int, num: int, others: int) -> None:
+        """Adds this rank's elements to `others` rows before them."""
+        s.copy(own.at(first * size), rows.at(others * num * size), num * size)
+        s.reduce(rows, sums.at(first * size), num, others + 1, **kind)
+
+    for step in range(len(pieces) + last):
+        first, num = piece(step - s.rank)
+        if s.rank == 0 and num:
+            add(first, num, 0)
+        posted = num * size if s.rank < last else 0
+        taken_first, taken = piece(step - s.rank + 1) if s.rank else (0, 0)
+        takes = [Take(s.rank - 1, 0, 0, taken * size)] if taken else []
+        where: dict[str, Any] = {"source": sums.at(first * size), "target": rows}
+        call: dict[str, Any] = {"dtype": dtype, "op": op, "peer": peer}
+        s.post("scan", count, posted, takes, **where, **call, longest=most * size)
+        if taken:
+            if peer:
+                s.copy(rows, lower.at(taken_first * size), taken * size)
+            add(taken_first, taken, 1)
+    num_rows = s.rank + 1 - peer
+    if num_rows:
+        finish(s, lower if peer else sums, OUTPUT, count, wide, dtype, op, num_rows)
+
+
 def fields(request: Request) -> dict[str, Any]:
     """See steps.Fields. The example is a sum that is not exclusive."""
     return example(request, request.nbytes) | {"peer": 0}
@@ -60,4 +103,12 @@ FORMS = (
         posts=lambda request: request.nbytes,
     ),
     Form("scan_grouped", "all_gather over groups; each reduces the rows it needs", scan),
+    Form(
+        "scan_in_turn",
+        "each rank adds its elements to the lower ranks' sums, and posts them for the next one",
+        scan_in_turn,
+        on_one_node=True,
+        # A longer one has too many steps.
+        most_bytes=1 << 20,
+    ),
 )
