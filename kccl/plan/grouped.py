@@ -21,7 +21,7 @@ from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
 from .tuning import tuning_for
 
 # The limit for calls that ranks do not post. From this many bytes on, each rank of a group reduces
-# a part of an all_reduce across groups, and an all_to_all's chunks are messages.
+# a part of an all_reduce across groups, an all_to_all's chunks are messages, and scans go in turn.
 _DIVIDES_FROM_BYTES = 65536
 
 
