@@ -102,6 +102,7 @@ class DeviceExecutor:
             progress,
             slots,
             self._columns,
+            None if device is None else self._grids.draw,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
         self.rotations = self._loaded.rotations

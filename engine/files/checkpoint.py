@@ -23,6 +23,7 @@ from ..formats.table import DTYPES, IN_FILES, MULTIPLIED, ON_HOST
 from ..model.config import is_vector
 from ..text.tokenizer import Tokenizer
 from .defaults import Defaults
+from .drawn import Drawn
 from .gguf import GgufSource
 from .hf import FolderSource
 from .kept import expanded, holds, kept_formats, op_of, shown_format
@@ -144,19 +145,14 @@ class Checkpoint(Closing):
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """Returns the stored formats, named as in `stored`, of the matrices that are given in
-        another format.
-        """
-        return tuple(
-            sorted(
-                {
-                    shown_format(each)
-                    for name, each in self._stored.items()
-                    if not holds(self.format_of(name), each)
-                    and not (self.weights and is_rounded(self.format_of(name), each))
-                }
-            )
-        )
+        """Returns the stored formats, named as in `stored`, of matrices given in another one."""
+        found = {
+            shown_format(each)
+            for name, each in self._stored.items()
+            if not holds(self.format_of(name), each)
+            and not (self.weights and is_rounded(self.format_of(name), each))
+        }
+        return tuple(sorted(found))
 
     @property
     def fewer_bits(self) -> tuple[str, ...]:
@@ -273,6 +269,11 @@ class Checkpoint(Closing):
             read = self._read(name, start, stop).reshape(stop - start, shape[0], words)
             found[:, start:stop] = read[:, lanes.start : lanes.stop].transpose(1, 0, 2)
         return Stored(given, found)
+
+    def drawn(self, name: str) -> Drawn | None:
+        """Returns how a device draws a matrix's numbers (Source.drawn()), or None."""
+        source = self._opened()
+        return None if self.weights or is_vector(name) else source.drawn(source.names[name])
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Does what read_rows() does, and converts the rows to numbers by Format.values()."""

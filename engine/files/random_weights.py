@@ -19,6 +19,7 @@ import kccl
 from ..base.parts import in_parts
 from ..formats.base import Format, Stored
 from ..formats.float32 import FLOAT32
+from ..formats.mxfp4 import MXFP4
 from ..formats.table import MULTIPLIED, ON_HOST
 from ..model.config import ModelConfig, is_vector, lanes_for
 from ..model.experts import Experts
@@ -26,6 +27,7 @@ from ..model.rope import Llama3Scaling, Rope
 from ..model.rope_scaling import YarnScaling, yarn_attention_factor
 from ..text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
+from .drawn import Drawn, blocks_of, drawn
 from .source import Source
 
 _LEVELS = 1 << 16
@@ -278,6 +280,10 @@ class RandomSource(Source):
         """
         shape = self.shapes[name]
         size = math.prod(shape[1:])
+        if (matrix := self.drawn(name)) is not None:
+            each = size // MXFP4.block
+            blocks = blocks_of(matrix, start * each, (stop - start) * each)
+            return Stored(MXFP4, blocks.reshape(stop - start, *shape[1:-1], -1))
         # One random word holds four random indices.
         words = -(-size // 4)
         num = (stop - start) * words
@@ -301,6 +307,15 @@ class RandomSource(Source):
         entries = words_of.reshape(stop - start, -1)[:, :size]
         drawn = Stored(drawn_in, entries.reshape(stop - start, *shape[1:]))
         return drawn.turned_into(stored_in)
+
+    def drawn(self, name: str) -> Drawn | None:
+        """See Source. Matrices in MXFP4 are drawn so, everywhere: a large model has tens of
+        gigabytes of them.
+        """
+        if self._formats[name] is not MXFP4:
+            return None
+        _, spread = self._mean_and_spread(name)
+        return drawn(zlib.crc32(name.encode(), self._seed), spread)
 
     def _mean_and_spread(self, name: str) -> tuple[float, float]:
         c, part = self.config, name.rpartition(".")[2]

@@ -8,6 +8,7 @@ from ..formats.base import Stored
 from ..model.config import ModelConfig
 from ..text.tokenizer import Tokenizer
 from .defaults import Defaults
+from .drawn import Drawn
 
 CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3", "sinks"), 0)
@@ -60,6 +61,12 @@ class Source(ABC):
         """Reads the entries from start to stop - 1 of a tensor's first axis. Returns them in their
         stored format, in new memory.
         """
+
+    def drawn(self, name: str) -> Drawn | None:
+        """Returns how a device draws a tensor, whose words are random numbers; None: it has to be
+        read.
+        """
+        return None
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer:

@@ -7,12 +7,22 @@ from typing import Any, NamedTuple
 import kccl
 
 from ..base.core import as_argument
+from .layout import TILE
 from .loading import Sizes
 from .shape import Tuning
 from .source import KERNELS
+from .weights import DrawnProduct
 
 # How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
+DRAW = f"""
+#include "draw.cuh"
+KCCL_KERNEL void draw(uint8_t* out, uint64_t rows, uint64_t lanes, uint64_t blocks, uint64_t first,
+                      uint64_t keys, uint64_t scales, uint64_t has_two) {{
+    kccl::decode::draw<{TILE // 2}>(out, rows, lanes, blocks, first, keys, scales, has_two);
+}}
+"""
+"""The source of a kernel that draws products of random numbers."""
 
 
 class Compiled(NamedTuple):
@@ -112,6 +122,7 @@ class Grids:
             usual: The module with all kernels.
         """
         self._launcher, self._tuning, self._usual = launcher, tuning, usual
+        self._drawer: Any = None
         # Kernels only wait with this DeviceComm, and send nothing through its buffers. So the
         # smallest buffers are enough.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
@@ -123,6 +134,14 @@ class Grids:
         self._launch_packers("pack", *place)
         # load() then copies the next matrix into the same staging memory.
         self._launcher.wait()
+
+    def draw(self, to: int, product: DrawnProduct) -> None:
+        """Draws a product of random numbers. pack() then waits for it."""
+        if self._drawer is None:
+            self._drawer = self._launcher.compile(DRAW, ["draw"])
+        numbers = (to, *product[1:])
+        kernel = self._drawer.kernel("draw")
+        self._launcher.launch(kernel, *numbers, grid=self._tuning.blocks, warps=_PACKERS)
 
     def copy_cache(self, to: int, source: int, num: int) -> None:
         """Copies the first `num` positions between two slots of the KV cache."""

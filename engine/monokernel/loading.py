@@ -97,6 +97,7 @@ def load(
     progress: weights.Progress,
     slots: int = 1,
     columns: int = 1,
+    draw: Callable[[int, weights.DrawnProduct], None] | None = None,
 ) -> Loaded:
     """Packs a rank's weights and allocates its memory. Collective.
 
@@ -113,6 +114,7 @@ def load(
         progress: Called with the number of bytes that were packed since its last call.
         slots: The number of sequences that the KV cache keeps.
         columns: The most positions that a token step runs.
+        draw: Writes a product to an address. None: the device draws none.
     """
     c, world_size = program.config, comm.world_size
     lanes = program.lanes_of(comm.rank, world_size)
@@ -135,8 +137,14 @@ def load(
         ) from error
     task.weights = arena.allocate(weights_bytes)
     staging = arena.allocate(layout.most_bytes(program, world_size))
-    for piece, matrix in weights.matrices(checkpoint, program, comm.rank, world_size):
-        arena.write(staging, matrix)
+    draws = draw is not None
+    matrices = weights.matrices(checkpoint, program, comm.rank, world_size, draws=draws)
+    for piece, matrix in matrices:
+        if isinstance(matrix, weights.DrawnProduct):
+            assert draw is not None
+            draw(staging, matrix)
+        else:
+            arena.write(staging, matrix)
         pack(task.weights, staging, piece.number, piece.layer, piece.group)
         progress(matrix.nbytes)
     task.embedding = arena.place(weights.embedding(checkpoint, program))

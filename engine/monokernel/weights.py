@@ -1,13 +1,14 @@
 """Reads a rank's weights in the form in which a kernel packs them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..files.checkpoint import Checkpoint
 from ..files.source import CUT_AXIS
+from ..formats.mxfp4 import MXFP4
 from ..model.ops import KINDS, Place, Rows
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
@@ -21,10 +22,32 @@ Progress = Callable[[int], None]
 """A function that is called with the number of bytes packed since its last call."""
 
 
+class DrawnProduct(NamedTuple):
+    """An expert's product that the device draws: what kernels/draw.cuh takes.
+
+    Attributes:
+        nbytes: The bytes of the product.
+        rows, lanes, blocks, first, keys, scales, has_two: See there.
+    """
+
+    nbytes: int
+    rows: int
+    lanes: int
+    blocks: int
+    first: int
+    keys: int
+    scales: int
+    has_two: int
+
+
 def matrices(
-    checkpoint: Checkpoint, program: Program, rank: int, world_size: int
-) -> Iterator[tuple[Piece, NDArray[Any]]]:
+    checkpoint: Checkpoint, program: Program, rank: int, world_size: int, *, draws: bool = False
+) -> Iterator[tuple[Piece, NDArray[Any] | DrawnProduct]]:
     """Yields a rank's matrices in the order in which they are packed.
+
+    Args:
+        checkpoint, program, rank, world_size: The model, and the rank.
+        draws: Whether the device draws the experts of a model with random weights.
 
     Yields:
         The Piece that the matrix is, and the matrix in its stored format, [rows, words of a row].
@@ -33,17 +56,42 @@ def matrices(
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
+    op: Op | None = None
+    products: tuple[tuple[str, ...], ...] = ()
     for piece in pieces(program, rank, world_size):
         kind = KINDS[piece.product.kind]
         if kind.place is Place.LAYER:
-            op = program.by_name[f"layers.{piece.layer}.{kind.name}"]
-            names = op.products()[piece.group if kind.has_experts else 0]
+            if op is None or (op.layer, op.kind) != (piece.layer, kind.name):
+                op = program.by_name[f"layers.{piece.layer}.{kind.name}"]
+                products = op.products()
+            names = products[piece.group if kind.has_experts else 0]
+            if draws and kind.has_experts and (drawn := _drawn(checkpoint, names, piece)):
+                yield piece, drawn
+                continue
             yield piece, _read_product(checkpoint, op, names, piece, order)
         else:
             (name,) = program.by_name[kind.name].weights
             rows, (cut,) = piece.product.rows, piece.lanes
             head = checkpoint.read_rows(name, cut * rows, (cut + 1) * rows)
             yield piece, np.ascontiguousarray(head.words)
+
+
+def _drawn(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> DrawnProduct | None:
+    """Returns how the device draws the product of some of an expert's matrices, or None."""
+    each = [matrix for name in names if (matrix := checkpoint.drawn(name)) is not None]
+    if len(each) < len(names) or piece.product.format is not MXFP4:
+        return None
+    product, lanes = piece.product, piece.lanes
+    has_two = len(names) > 1
+    # Rows of w1 and w3 lie below each other, lane by lane; columns of w2 side by side.
+    of_lane = product.rows // len(lanes) // 2 if has_two else product.rows
+    keys, scales = (
+        sum(getattr(matrix, field) << 32 * i for i, matrix in enumerate(each))
+        for field in ("key", "scale")
+    )
+    blocks, first = product.columns // product.format.block, lanes.start * of_lane
+    sizes = product.nbytes, product.rows, product.lanes, blocks
+    return DrawnProduct(*sizes, first, keys, scales, int(has_two))
 
 
 def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[Any]:

@@ -1,0 +1,56 @@
+"""Matrices of random numbers that a device draws: the words that the host reads."""
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.engine.executors.opening import read_for
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.program import Program
+from kccl.engine.monokernel import weights
+from kccl.engine.monokernel.launching import DRAW
+from kccl.engine.monokernel.source import KERNELS
+
+SHAPE = {"num_layers": 1, "hidden": 96, "ffn": 128, "num_lanes": 2, "num_heads": 4}
+SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "vocab_size": 64, "context": 32}
+
+
+def open_model():
+    stored = dict.fromkeys(("w1", "w3", "w2"), "mxfp4")
+    given = random_checkpoint("tiny-gpt-oss", **SHAPE, window=4, window_layers=(0,), stored=stored)
+    return read_for(given, "sim", None, None)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+def test_a_device_draws_what_the_host_reads(rank, world_size):
+    checkpoint = open_model()
+    program = Program(checkpoint.config, checkpoint.formats)
+    read, drawn = (
+        [
+            matrix
+            for piece, matrix in weights.matrices(
+                checkpoint, program, rank, world_size, draws=draws
+            )
+            if piece.product.kind.startswith("expert")
+        ]
+        for draws in (False, True)
+    )
+
+    def main(comm):
+        module = kccl.compile(DRAW, ["draw"], target="sim", include_dirs=[KERNELS])
+        for matrix, product in zip(read, drawn, strict=True):
+            assert product.nbytes == matrix.nbytes
+            out = comm.empty(matrix.shape, "uint8")
+            module.kernel("draw")(comm, out.ctypes.data, *product[1:], grid=2, block=64)
+            assert (out == matrix).all()
+
+    assert len(read) == 14 and isinstance(drawn[0], weights.DrawnProduct)
+    kccl.run_threads(main, 1, backend="sim")
+
+
+def test_numbers_have_the_spread_that_was_asked_for():
+    checkpoint = open_model()
+    for name, spread in (("w1", 96**-0.5), ("w2", (128 * 2) ** -0.5)):
+        numbers = checkpoint.tensor(f"layers.0.experts.2.{name}").astype(np.float32)
+        assert 0.7 < numbers.std() / spread < 1.5
+        assert len(np.unique(np.abs(numbers))) > 8
