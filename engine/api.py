@@ -323,17 +323,19 @@ class Engine(Closing, Measuring):
         """
         self.sessions.follow()
 
-    # ---- logits, ops -----------------------------------------------------------------------------
+    # ---- logits, ops, measurements (executors/measuring.py) --------------------------------------
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
         """Returns the logits after each token of a prompt: float32 [tokens, vocab_size]."""
         return self._runner.logits(prompt)
 
     def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
-        """Returns an op's output for each id: float32 [lanes or residuals, len(ids), values], as
-        the reference has it. The ranks must be threads.
-        """
+        """Returns an op's output for each id. The ranks must be threads: see Runner.run_until()."""
         return self._runner.run_until(ids, op_index)
+
+    def routed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Returns the routers' logits for each id. The ranks must be threads: see Runner."""
+        return self._runner.routed(ids)
 
     # ---- ends ------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,9 +21,11 @@ from kccl.engine import Engine
 from ..harness.measure import Row
 from .gpu import gpu_facts
 from .opened import OpenedPeers
+from .oracles import open_oracle
 from .peer import Peer
 from .report import COLUMNS
 from .request import FIRST_TOKEN_PROMPT, MOST_TOKENS, Request, Result
+from .routers import routers_of
 from .runs import Runs
 from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts, token_hash
 from .variants import time_variants
@@ -198,7 +201,8 @@ class _Measurement:
 
     def _open_oracle(self) -> Oracle | None:
         """Returns the reference on rank 0, else None. It reads the weights at its first use."""
-        return Oracle(self._request.checkpoint) if self._is_first else None
+        given = self._request.checkpoint, self._engine.backend, self._result.notes
+        return open_oracle(*given) if self._is_first else None
 
     def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
         """Returns how KCCL's answer compares with the reference; an empty Verdict on ranks > 0."""
@@ -211,12 +215,11 @@ class _Measurement:
     def _expected(
         self, oracle: Oracle | None, prompt: list[int], answer: list[int]
     ) -> Expected | None:
-        def tell() -> None:
-            # Ranks meet after each part, because a wait for all parts would exceed the timeout.
-            self._engine.of_rank_0(None)
-
+        # Ranks meet after each part, because a wait for all parts would exceed the timeout.
+        tell = partial(self._engine.of_rank_0, None)
+        routers = routers_of(self._engine, self._config.experts, [*prompt, *answer[:-1]])
         if oracle is not None:
-            return oracle.expected(prompt, answer, tell)
+            return oracle.expected(prompt, answer, tell, routers)
         for _ in range(num_parts(prompt, answer)):
             tell()
         return None
@@ -296,7 +299,7 @@ class _Measurement:
 
         for repeat in range(self._request.repeats):
             peers = zip(self._peers, firsts, strict=True)
-            turns = [ours, *(_bound(theirs, *each) for each in peers)]
+            turns: list[Callable[[], None]] = [ours, *(partial(theirs, *each) for each in peers)]
             for turn in turns[:: -1 if repeat % 2 else 1]:
                 turn()
         if drafted := self._engine.drafted.proposed:
@@ -393,7 +396,3 @@ def _tokens_by_time(step_s: float) -> int:
 
 def _affordable(step_s: float) -> int:
     return max(round(_RUN_S / step_s), _LEAST_TOKENS)
-
-
-def _bound(act: Callable[[Peer, int], None], peer: Peer, first: int) -> Callable[[], None]:
-    return lambda: act(peer, first)

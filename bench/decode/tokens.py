@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kccl.engine.executors.reference import Cache, Reference
+from kccl.engine.executors.reference import Cache
 from kccl.engine.files.checkpoint import Checkpoint
+
+from .routed_reference import RoutedReference
+from .routers import Routers
 
 LENGTH = 16
 """The number of tokens of the first check's prompt, and of its answer."""
@@ -45,18 +49,23 @@ class Verdict:
         compared: The number of tokens of which the reference is sure.
         wrong: The number of these tokens that differ from the reference's.
         of: The number of all tokens.
+        routers: The choices of experts in a mixture; None: not compared, or there are none.
     """
 
     compared: int
     wrong: int
     of: int
+    routers: Routers | None = None
 
     @property
     def is_right(self) -> bool:
+        if self.routers is not None and self.routers.wrong:
+            return False
         return self.wrong == 0 and self.compared >= self.of * _LEAST_SHARE
 
     def __str__(self) -> str:
-        return f"{self.wrong} of {self.compared} tokens differ from the reference's"
+        told = f"{self.wrong} of {self.compared} tokens differ from the reference's"
+        return told if self.routers is None else f"{told}; {self.routers}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Expected:
         margins: By how much the logit of each of these ids exceeds the second largest logit.
         largest: The magnitude of the largest logit.
         message_dtype: The dtype to which the model's messages are rounded.
+        routers: See Verdict.
     """
 
     prompt: list[int]
@@ -78,6 +88,7 @@ class Expected:
     margins: NDArray[Any]
     largest: float
     message_dtype: str
+    routers: Routers | None = None
 
     def ours(self, *, has_f16_cache: bool = False) -> Verdict:
         """Returns how KCCL's answer compares with the reference. `has_f16_cache` tells whether KCCL
@@ -97,18 +108,19 @@ class Expected:
     def _compare(self, tokens: Sequence[int], margin: float) -> Verdict:
         is_sure = self.margins > margin
         wrong = is_sure & (np.array(tokens) != self.best)
-        return Verdict(int(is_sure.sum()), int(wrong.sum()), len(tokens))
+        return Verdict(int(is_sure.sum()), int(wrong.sum()), len(tokens), self.routers)
 
 
-class Oracle:
-    """Runs the reference for answers of one model. Keeps the model's weights in FP32."""
+class Oracle(ABC):
+    """Runs a reference for answers of one model."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._reference = Reference(checkpoint)
-        self._message_dtype = checkpoint.config.message_dtype
-
+    @abstractmethod
     def expected(
-        self, prompt: list[int], answer: list[int], after_part: Callable[[], object] | None = None
+        self,
+        prompt: list[int],
+        answer: list[int],
+        after_part: Callable[[], object] | None = None,
+        routers: Routers | None = None,
     ) -> Expected:
         """Runs the reference over the prompt and the answer.
 
@@ -116,7 +128,26 @@ class Oracle:
             prompt: The ids of the prompt.
             answer: Ids that KCCL chose.
             after_part: Called num_parts() times, each some seconds after the last.
+            routers: Chooses the experts of a mixture; None: the reference does.
         """
+
+
+class NumpyOracle(Oracle):
+    """The NumPy reference. Keeps the model's weights in FP32."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._reference = RoutedReference(checkpoint)
+        self._message_dtype = checkpoint.config.message_dtype
+
+    def expected(
+        self,
+        prompt: list[int],
+        answer: list[int],
+        after_part: Callable[[], object] | None = None,
+        routers: Routers | None = None,
+    ) -> Expected:
+        """See Oracle."""
+        self._reference.routers = routers
         ids, cache = [*prompt, *answer[:-1]], Cache(len(prompt) + len(answer))
         kept: list[NDArray[Any]] = []
         for first in range(0, len(ids), _PART):
@@ -125,16 +156,27 @@ class Oracle:
             kept.append(logits[max(len(prompt) - 1 - first, 0) :])
             if after_part is not None:
                 after_part()
-        logits = np.concatenate(kept)
-        second, first_logit = np.partition(logits, -2, axis=-1)[:, -2:].T
-        return Expected(
-            prompt=prompt,
-            answer=answer,
-            best=logits.argmax(-1),
-            margins=first_logit - second,
-            largest=float(np.abs(logits).max()),
-            message_dtype=self._message_dtype,
-        )
+        return expected_of(prompt, answer, np.concatenate(kept), self._message_dtype, routers)
+
+
+def expected_of(
+    prompt: list[int],
+    answer: list[int],
+    logits: NDArray[Any],
+    message_dtype: str,
+    routers: Routers | None,
+) -> Expected:
+    """Returns what a reference's logits, [ids of the answer, vocab_size], expect."""
+    second, first_logit = np.partition(logits, -2, axis=-1)[:, -2:].T
+    return Expected(
+        prompt=prompt,
+        answer=answer,
+        best=logits.argmax(-1),
+        margins=first_logit - second,
+        largest=float(np.abs(logits).max()),
+        message_dtype=message_dtype,
+        routers=routers,
+    )
 
 
 def num_parts(prompt: list[int], answer: list[int]) -> int:

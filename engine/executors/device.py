@@ -11,7 +11,7 @@ import kccl
 
 from ..files.checkpoint import Checkpoint
 from ..model.drafts import OFF, Drafts
-from ..model.executor import BEGINNING, Place, Token, finite
+from ..model.executor import BEGINNING, Place, Token, Traced, finite
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
@@ -39,6 +39,7 @@ class DeviceExecutor:
     """
 
     kv_item_bytes = 2
+    traces_several = True
     cpus: Sequence[int] = ()
 
     def __init__(
@@ -231,33 +232,30 @@ class DeviceExecutor:
         self._begin()
         self._work.start(work)
 
-    def start_trace(
-        self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
-    ) -> None:
+    def start_trace(self, ids: Sequence[int], outs: Traced, *, writes_shared: bool) -> None:
         """See Executor."""
         ids = check_ids(ids, self.context)
+        mine = [op for op in self.program.ops if op.shape[0] > 1 or writes_shared]
 
         def work() -> None:
             for position, token in enumerate(ids):
                 place = BEGINNING._replace(num_cached=position)
                 self._run_ids(ids[: position + 1], place, logits=self._loaded.logits)
-                if op.shape[0] == 1 and not writes_shared:
-                    continue
-                if op.kind == "embed":
-                    stored_in = self.program.format_of(op.kind)
-                    row_bytes = stored_in.bytes_of(self.program.config.hidden)
-                    at = self._task.embedding + row_bytes * token
-                    row = embedded(self._arena.read(at, row_bytes), stored_in)
-                    found = {each: row for each in self._outputs.residuals()}
-                elif op.kind == "head":
-                    found = {0: self._scored(1)[0]}
-                else:
-                    found = self._outputs.of(op, position)
-                for index, values in found.items():
-                    out[index, position] = values
+                for op in [op for op in mine if op.index in outs]:
+                    for index, values in self._output_of(op, position, token).items():
+                        outs[op.index][index, position] = values
 
         self._begin()
         self._work.start(work)
+
+    def _output_of(self, op: Op, position: int, token: int) -> dict[int, NDArray[np.float32]]:
+        """Returns an op's output at the position that ran last, by lane or residual."""
+        if op.kind != "embed":
+            return {0: self._scored(1)[0]} if op.kind == "head" else self._outputs.of(op, position)
+        stored_in = self.program.format_of(op.kind)
+        row_bytes = stored_in.bytes_of(self.program.config.hidden)
+        row = self._arena.read(self._task.embedding + row_bytes * token, row_bytes)
+        return dict.fromkeys(self._outputs.residuals(), embedded(row, stored_in))
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """See Executor."""

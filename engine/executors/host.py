@@ -15,7 +15,7 @@ from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..model.batches import Member
 from ..model.drafts import OFF, Drafts
-from ..model.executor import BEGINNING, Place, Token
+from ..model.executor import BEGINNING, Place, Token, Traced
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
@@ -43,6 +43,7 @@ class HostExecutor:
     """
 
     kv_item_bytes = 4
+    traces_several = False
     device = ""
 
     def __init__(
@@ -278,14 +279,13 @@ class HostExecutor:
             keep=out,
         )
 
-    def start_trace(
-        self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
-    ) -> None:
+    def start_trace(self, ids: Sequence[int], outs: Traced, *, writes_shared: bool) -> None:
         """See Executor."""
+        ((op_index, out),) = outs.items()
         self._start(
             ids,
             task=lib.kKcclEngineTrace,
-            stop_op=op.index,
+            stop_op=op_index,
             out=out.ctypes.data,
             writes_shared=writes_shared,
             keep=out,

@@ -15,7 +15,7 @@ from ..model.config import ModelConfig
 from ..model.drafts import OFF, Drafts
 from ..model.executor import Drafted, EndedElsewhere, Executor, Place, Token
 from ..model.grammar import Grammar
-from ..model.program import Program
+from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.variant import USUAL, Variant
 from ..text.matcher import Matcher
@@ -239,16 +239,30 @@ class Runner:
         if not 0 <= op_index < len(ops):
             raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(ops)}")
         self.check_threads("run_until")
-        op, ids = ops[op_index], self.ids(ids)
-        with self.ranks.request(Wanted(f"op {op_index} {ids}")):
+        (out,) = self._trace(self.ids(ids), [ops[op_index]])
+        return out
+
+    def routed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Returns the routers' logits for each id: float32 [layers, len(ids), experts]."""
+        self.check_threads("routed")
+        ids, routers = self.ids(ids), [op for op in self.program.ops if op.kind == "router"]
+        several = self.ranks.mine[0].traces_several
+        groups = [routers] if several else [[op] for op in routers]
+        return np.concatenate([out for ops in groups for out in self._trace(ids, ops)])
+
+    def _trace(self, ids: list[int], ops: Sequence[Op]) -> list[NDArray[np.float32]]:
+        """Returns ops' outputs, as run_until() does."""
+        with self.ranks.request(Wanted(f"ops {[op.index for op in ops]} {ids}")):
             self.prefixes.forget()
             self.rotate(len(ids))
-            out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
+            outs = {
+                op.index: np.empty((op.shape[0], len(ids), op.shape[1]), np.float32) for op in ops
+            }
             for index, each in enumerate(self.ranks.mine):
-                each.start_trace(ids, op, out, writes_shared=index == 0)
+                each.start_trace(ids, outs, writes_shared=index == 0)
             for each in self.ranks.mine:
                 each.wait()
-        return self.ranks.mine[0].as_reference(op, out)
+        return [self.ranks.mine[0].as_reference(op, outs[op.index]) for op in ops]
 
     def use(self, variant: Variant) -> None:
         """Compiles a variant of the decode kernel, which all later requests run.

@@ -1,6 +1,6 @@
 """The interface by which the engine uses an executor, which is one rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -111,6 +111,10 @@ def finite(logits: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
     return logits
 
 
+Traced = Mapping[int, NDArray[np.float32]]
+"""Index of an op -> the array that gets its output."""
+
+
 class Executor(Protocol):
     """One rank's weights and KV cache, with the methods that run requests. All ranks' methods must
     be called in the same order.
@@ -123,6 +127,7 @@ class Executor(Protocol):
             request's length before start().
         nbytes: The bytes of this rank's packed weights.
         kv_item_bytes: The bytes of an element of the KV cache.
+        traces_several: Whether start_trace() takes several ops.
         device: The name of the rank's GPU. "" on a CPU.
         cpus: The cores on which its threads may run. Empty on a device.
         drafts: How the requests that start from now on make drafts.
@@ -134,6 +139,7 @@ class Executor(Protocol):
     rotations: Rotations
     nbytes: int
     kv_item_bytes: int
+    traces_several: bool
     device: str
     cpus: Sequence[int]
     drafts: Drafts
@@ -238,12 +244,10 @@ class Executor(Protocol):
             place: As in start().
         """
 
-    def start_trace(
-        self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
-    ) -> None:
-        """Begins to run `ids`, and to write this rank's part of an op's output to `out`: float32
-        [lanes or residuals, len(ids), values]. writes_shared is as in start_scoring(). wait() waits
-        for the end.
+    def start_trace(self, ids: Sequence[int], outs: Traced, *, writes_shared: bool) -> None:
+        """Begins to run `ids`, and to write this rank's part of each op's output to its array:
+        float32 [lanes or residuals, len(ids), values]. `outs` has one op if not traces_several.
+        writes_shared is as in start_scoring(). wait() waits for the end.
         """
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -60,7 +60,17 @@ class Experts:
         """
         # A stable sort keeps the lower id before an equal one.
         ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[..., : self.chosen], axis=-1)
+        return ids, self.weights_of(logits, ids)
+
+    def weights_of(self, logits: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the weights of chosen experts, [..., chosen].
+
+        Args:
+            logits: As choose() takes them.
+            ids: The chosen experts of each position, [..., chosen].
+        """
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
         of_chosen = np.take_along_axis(powers, ids, axis=-1)
         total = (of_chosen if self.is_normalised else powers).sum(axis=-1, keepdims=True)
-        return ids, of_chosen / total
+        weights: NDArray[np.float32] = of_chosen / total
+        return weights

@@ -98,7 +98,7 @@ def test_ranks_measure_a_peer_only_if_all_have_opened_it(
     monkeypatch.setitem(PEERS, "GPUs", {"reference": ReferenceAsPeer})
     checkpoint = random_checkpoint("tiny-llama")
     prompt, answer = list(range(16)), list(range(20, 36))
-    known = tokens.Oracle(checkpoint).expected(prompt, answer)
+    known = tokens.NumpyOracle(checkpoint).expected(prompt, answer)
     engine: Any = Job(of_other)
     with ExitStack() as ends:
         peers = OpenedPeers(engine, checkpoint, ends, lambda what: None)
