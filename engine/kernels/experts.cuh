@@ -62,34 +62,41 @@ KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
 // Waits for this warp's part of the activations of each of the lane group's lanes and of each
 // chosen expert, multiplies them by the expert's share, and stages them. All warps must have met
 // since the choice was written.
+//
+// A thread has so many of them that it gets a few at a time. Otherwise polled packets are spilled,
+// and each load waits for the one before it (bench/LOG.md).
 template <class S>
 KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::ExpertDown;
     constexpr uint32_t kOfPlace = M::kEach * kTileFloat4s, kAll = M::kFloat4s * M::kLanes;
     constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
-    Float4 float4s[kEach];
-    uint32_t slots[kEach], wanted = 0;
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
-        const uint32_t lane = at / M::kFloat4s, place = at / kOfPlace % S::kPlaces;
-        const uint32_t i = consumer.warp_index() * kOfPlace + at % kOfPlace;
-        const bool is_there = at < kAll && i < S::kFfn / 4;
-        wanted |= is_there ? 1u << k : 0;
-        slots[k] = is_there ? Slots<S>::act(layer, consumer.first_lane() + lane) +
-                                  place * (S::kFfn / 4) + i
-                            : 0;
-    }
-    consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
-                                                 float4s);
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
-        if (at >= kAll) continue;
-        const uint32_t place = at / kOfPlace % S::kPlaces;
-        const float share = mem::load_plain(&consumer.shared().choice.share[place]);
-        for (float& value : float4s[k].value) value = rounded_product(value, share);
-        stage<M>(consumer, at, float4s[k]);
+    constexpr uint32_t kAtOnce = least_of(kEach, 4);
+#pragma unroll 1
+    for (uint32_t first = 0; first < kEach; first += kAtOnce) {
+        Float4 float4s[kAtOnce];
+        uint32_t slots[kAtOnce], wanted = 0;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+            const uint32_t at = consumer.thread() + (first + k) * platform::kWarpSize;
+            const uint32_t lane = at / M::kFloat4s, place = at / kOfPlace % S::kPlaces;
+            const uint32_t i = consumer.warp_index() * kOfPlace + at % kOfPlace;
+            const bool is_there = at < kAll && i < S::kFfn / 4;
+            wanted |= is_there ? 1u << k : 0;
+            slots[k] = is_there ? Slots<S>::act(layer, consumer.first_lane() + lane) +
+                                      place * (S::kFfn / 4) + i
+                                : 0;
+        }
+        consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
+                                                     float4s, 0, first == 0);
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+            const uint32_t at = consumer.thread() + (first + k) * platform::kWarpSize;
+            if (at >= kAll) continue;
+            const uint32_t place = at / kOfPlace % S::kPlaces;
+            const float share = mem::load_plain(&consumer.shared().choice.share[place]);
+            for (float& value : float4s[k].value) value = rounded_product(value, share);
+            stage<M>(consumer, at, float4s[k]);
+        }
     }
 }
 
