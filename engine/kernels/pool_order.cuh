@@ -23,48 +23,50 @@ template <uint32_t SLOTS>
 class PoolOrder {
   public:
     // The slot of the next stage, and the parity of the phase that its copy ends.
-    KCCL_DECODE uint32_t slot() const { return is_in_experts_ ? of_experts_ : next_; }
-    KCCL_DECODE uint32_t parity() const { return uses_ >> slot() & 1u; }
+    KCCL_DECODE uint32_t slot() const { return slot_; }
+    KCCL_DECODE uint32_t parity() const { return uses_ >> slot_ & 1u; }
     // Returns the parity of the phase that the last copy into a slot ends, or has ended.
     KCCL_DECODE uint32_t last_parity(uint32_t slot) const { return (uses_ >> slot & 1u) ^ 1u; }
 
     // Goes on to the next stage.
     KCCL_DECODE void advance() {
-        uses_ ^= 1u << slot();
-        if (is_in_experts_) {
-            of_experts_ = behind(of_experts_, 1);
-            if (of_experts_ == parked_) of_experts_ = first_of_experts_;
-        } else {
-            next_ = behind(next_, 1);
-        }
+        uses_ ^= 1u << slot_;
+        slot_ = behind(slot_, 1);
+        if (slot_ == skipped_) slot_ = behind_skipped_;
     }
 
     // Begins the stages of a layer's experts. `parked` stages are parked: begin_experts_behind() is
     // for the role that has just copied them, begin_experts() for those that will use them next
     // behind the experts.
-    KCCL_DECODE void begin_experts(uint32_t parked) { begin(next_, behind(next_, parked)); }
-    KCCL_DECODE void begin_experts_behind(uint32_t parked) {
-        begin(behind(next_, SLOTS - parked), next_);
+    KCCL_DECODE void begin_experts(uint32_t parked) {
+        next_ = slot_;
+        begin(slot_, behind(slot_, parked), parked);
     }
-    KCCL_DECODE void end_experts() { is_in_experts_ = false; }
+    KCCL_DECODE void begin_experts_behind(uint32_t parked) {
+        next_ = slot_;
+        begin(behind(slot_, SLOTS - parked), slot_, parked);
+    }
+    KCCL_DECODE void end_experts() {
+        slot_ = next_;
+        skipped_ = SLOTS;
+    }
 
   private:
-    KCCL_DECODE void begin(uint32_t first_parked, uint32_t first_of_experts) {
-        parked_ = first_parked;
-        of_experts_ = first_of_experts_ = first_of_experts;
-        is_in_experts_ = true;
+    KCCL_DECODE void begin(uint32_t first_parked, uint32_t first_of_experts, uint32_t parked) {
+        slot_ = behind_skipped_ = first_of_experts;
+        skipped_ = parked == 0 ? SLOTS : first_parked;
     }
     // Returns the slot that is `num` slots behind another; num is at most SLOTS.
     KCCL_CONSTEXPR static uint32_t behind(uint32_t slot, uint32_t num) {
         return slot + num < SLOTS ? slot + num : slot + num - SLOTS;
     }
 
-    uint32_t next_ = 0;              // the slot of the next stage outside the experts
-    uint32_t of_experts_ = 0;        // the slot of the next stage of experts
-    uint32_t first_of_experts_ = 0;  // the slot behind the parked ones
-    uint32_t parked_ = 0;            // the first parked slot; if none is parked, the same
-    uint32_t uses_ = 0;              // bit i: whether slot i was used an odd number of times
-    bool is_in_experts_ = false;
+    // These are all that advance() takes, so that a warp that frees a stage needs few instructions.
+    uint32_t slot_ = 0;            // of the next stage
+    uint32_t uses_ = 0;            // bit i: whether slot i was used an odd number of times
+    uint32_t skipped_ = SLOTS;     // the first parked slot; SLOTS: none is skipped
+    uint32_t behind_skipped_ = 0;  // the slot behind the parked ones
+    uint32_t next_ = 0;            // among the experts: the slot of the next stage outside them
 };
 
 }  // namespace kccl::decode

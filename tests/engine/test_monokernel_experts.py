@@ -208,7 +208,7 @@ BUGS = {
     ),
     "a slot is used again while its stage is parked": (
         "pool_order.cuh",
-        "            if (of_experts_ == parked_) of_experts_ = first_of_experts_;\n",
+        "        if (slot_ == skipped_) slot_ = behind_skipped_;\n",
         "",
     ),
     "the parked stages' slots are taken for the experts'": (
