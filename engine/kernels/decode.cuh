@@ -228,6 +228,7 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
         mem::init_copies(&shared.asked, S::kWarps);
         init_meeting(shared.met, S::kWarps);
         if constexpr (S::kHasExperts) mem::init_copies(&shared.has_chosen, 1);
+        if constexpr (kHasExpertBiases<S>) mem::init_copies(&shared.have_biases, 1);
         if constexpr (S::kColumns > 1) mem::init_copies(&shared.begun, 1);
         mem::init_copies(&shared.ended, 1);
         mem::init_copies(&shared.gave_up, 1);

@@ -23,4 +23,21 @@ struct SharedChoice<S, true> {
     alignas(16) mem::CopyBarrier has_chosen;
 };
 
+// The biases of a layer's chosen experts for the block's rows: expert_biases.cuh. Empty in models
+// whose experts have none.
+template <class S>
+constexpr bool kHasExpertBiases =
+    (that_have_experts<S>() & that_have_biases<S>()) == that_have_experts<S>() && S::kHasExperts;
+template <class S, bool HAS_BIASES = kHasExpertBiases<S>>
+struct SharedExpertBiases {};
+template <class S>
+struct SharedExpertBiases<S, true> {
+    static constexpr uint32_t kOfGateUp = Shape<S>::ExpertGateUp::kMostTiles * kTileFloat4s;
+    static constexpr uint32_t kOfDown = Shape<S>::ExpertDown::kMostTiles * kTileFloat4s;
+    Float4 of_gate_up[kOfGateUp];
+    Float4 of_down[S::kPlaces][kOfDown];
+    // Ends a phase when all of them have come.
+    alignas(16) mem::CopyBarrier have_biases;
+};
+
 }  // namespace kccl::decode

@@ -45,6 +45,7 @@ KCCL_DECODE float activated(float gate, float up) {
 // experts' shares. Called as publish_acts().
 template <class S>
 KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
+    await_expert_biases(consumer, layer);
     publish_acts<typename Shape<S>::ExpertGateUp>(
         consumer, layer,
         [&](uint32_t tile, uint32_t i, const Float4& gate_sums, const Float4& up_sums,

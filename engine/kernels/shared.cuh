@@ -18,7 +18,7 @@ constexpr uint32_t kMaskWords =
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
-struct Beside : SharedChoice<S>, SharedDrafts<S> {
+struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S> {
     // Each warp's part of the vectors that it multiplies, column by column, split for the matrix
     // unit.
     StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];

@@ -193,7 +193,7 @@ def test_the_tokens_are_the_same_without_overlap():
 
 
 PUBLISHED = "        consumer.publish(Slots<S>::routed(layer) + row, logits);\n"
-IN_REGISTERS = "weights_registers_experts.cuh"
+IN_REGISTERS, BIASES = "weights_registers_experts.cuh", "expert_biases.cuh"
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
 BUGS = {
     "weights of the last layer's choice": (
@@ -236,6 +236,12 @@ BUGS = {
         "        for (float& value : float4s[k].value) value = rounded_product(value, share);\n",
         "",
     ),
+    "biases of experts are added before they have come": (
+        BIASES,
+        "        while (platform::warp_any(!mem::has_completed(have_biases, parity))) "
+        "mem::poll_pause();\n",
+        "",
+    ),
     "weights are loaded before the block has chosen": (
         IN_REGISTERS,
         "        if (is_first) await_choice();\n",
@@ -272,10 +278,11 @@ def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, right: str, 
 def test_the_simulator_finds_planted_bugs(bug, tmp_path, monkeypatch):
     plant(tmp_path, monkeypatch, *BUGS[bug])
     tuning = REGISTERS if BUGS[bug][0] == IN_REGISTERS else PARKED
-    wanted, _ = expected("qwen3-moe")
+    name = "gpt-oss" if BUGS[bug][0] == BIASES else "qwen3-moe"
+    wanted, _ = expected(name)
     for seed in range(24):
         try:
-            logits, _ = run("qwen3-moe", 1, tuning, seed=seed)
+            logits, _ = run(name, 1, tuning, seed=seed)
         except kccl.CompileError:
             raise
         except kccl.Error:
