@@ -18,6 +18,9 @@ from .model import Machine
 
 LAYER_US = 11.8
 """Microseconds of a layer's chain if nothing had to be read from memory. Fitted to H200 GPUs."""
+MIXTURE_LAYER_US = 41.2
+"""Microseconds of the chain of a layer with experts, where router and experts wait for each other.
+Fitted to one H200."""
 OVERLAP = 1.2
 """The p of the p-norm that adds the times of stream and chain. With 1 the times are added; with
 infinity the longer one counts alone. Fitted."""
@@ -42,8 +45,8 @@ class Shape:
             The others see all.
         is_delayed: Whether layers use what GPUs send each other only some layers later, so that no
             op waits for an exchange.
-        recorded_ranks: The most GPUs on which records of H200 and H100 have this model in 16 bits;
-            0 if none has.
+        recorded_ranks: The most GPUs on which records of H200 and H100 have this model in 16 bits,
+            or a mixture of experts as it is stored; 0 if none has.
         recorded_position: The last position in these records.
         published: Sentences with speeds that others have published, and who.
     """
@@ -101,7 +104,8 @@ class Projection:
         ranks: Number of GPUs.
         is_compared: Whether records have this model on such GPUs, on as many of them, and at as
             late a position.
-        is_bound: Whether `us` is the least time, as of a mixture of experts. It has no range then.
+        is_bound: Whether `us` is the least time, as of a mixture of experts that no record has. It
+            has no range then.
         sources: Ids of the sources of the machine's figures.
     """
 
@@ -170,7 +174,8 @@ def predict_token(
             f"GPUs is {sum(room) / 1e9:,.0f} GB"
         )
     stream = shape.bytes_per_token(position) / gbps / 1e3
-    chain = LAYER_US * shape.layers
+    has_record = shape.recorded_ranks > 0
+    chain = (MIXTURE_LAYER_US if shape.is_sparse and has_record else LAYER_US) * shape.layers
     is_measured = all(graph.sources[source].kind == "measured" for source in used)
     if ranks > 1 and not shape.is_delayed:
         figures = cost.figures_of(machine, ranks)
@@ -190,6 +195,6 @@ def predict_token(
         is_compared=is_measured
         and ranks <= shape.recorded_ranks
         and position <= shape.recorded_position,
-        is_bound=shape.is_sparse,
+        is_bound=shape.is_sparse and not has_record,
         sources=frozenset(used),
     )

@@ -95,9 +95,10 @@ def _one(
 
 
 _TRUST = (
-    "The constants are fitted to dense models on 1 and 2 H200 GPUs. Where a record of H200 or H100 "
-    f"has the model, the error is at most {topology.DECODE_ERROR:.0%}. No record has other GPUs, "
-    "or more than 2, or a mixture of experts, or exchanges that ops wait for."
+    "The constants are fitted to models on 1 and 2 H200 GPUs, for mixtures of experts to one. "
+    "Where a record of H200 or H100 has the model, the error is at most "
+    f"{topology.DECODE_ERROR:.0%}. No record has other GPUs, or more than 2, or exchanges that ops "
+    "wait for."
 )
 
 
@@ -141,7 +142,9 @@ def _table(
             unbroken=("machine", "figures"),
         )
     )
-    most = " A mixture of experts is a bound: at most so many." if shape.is_sparse else ""
+    most = ""
+    if any(each.is_bound for each in found.values()):
+        most = " A mixture of experts that no record has is a bound: at most so many."
     # What the columns say that a narrow window has no room for.
     figures = ['The column "figures" says how the least certain figure of each machine is known.']
     missing = [f"{row[0]}: {row[-1]}." for row in rows if row[0] not in found]
