@@ -13,14 +13,16 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.core import lib
 from . import e2m1
-from .base import Format
+from .base import Format, tile_bytes
 from .e4m3 import MOST
 from .groups import scales_of
 
 SCALED = 16
 """The columns that share a scale."""
 _FACTOR_BYTES = 4
+_TILE: int = lib.kKcclDecodeTileRows
 # The largest e2m1 number, and the smallest e4m3 scale above 0.
 _LARGEST, _SMALLEST = 6.0, 2.0**-9
 # How many values are converted at a time, so that copies of them stay small.
@@ -32,6 +34,9 @@ class Nvfp4(Format):
 
     word = np.dtype(np.uint8)
     is_on_host = True
+    family = "nvfp4"
+    # Packed, a tile has a scale for each row, and a strip a factor.
+    tile_bytes, scale_bytes = tile_bytes(4) + _TILE, _FACTOR_BYTES * _TILE
 
     def __init__(self, columns: int) -> None:
         self.name, self.in_files, self.block = f"nvfp4_{columns}", f"NVFP4/{columns}", columns

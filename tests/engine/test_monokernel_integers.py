@@ -32,7 +32,7 @@ MIXED = {
         **dict.fromkeys(("wq", "wk", "wv"), "int8_128"),
         "wo": "q8_0",
         **dict.fromkeys(("w1", "w3"), "int4_zeros_64"),
-        "w2": "e4m3_128",
+        "w2": "nvfp4_128",
     },
     "others": {
         **dict.fromkeys(("wq", "wk", "wv"), "int4_128"),

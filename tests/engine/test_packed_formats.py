@@ -9,6 +9,7 @@ import kccl
 from kccl.engine.formats.base import Format
 from kccl.engine.formats.groups import Groups
 from kccl.engine.formats.nested import Nested
+from kccl.engine.formats.nvfp4 import Nvfp4
 from kccl.engine.formats.table import MULTIPLIED
 from kccl.engine.monokernel.launching import KERNELS
 from kccl.engine.monokernel.sequence import type_of
@@ -104,6 +105,13 @@ def stored_rows(each: Format) -> NDArray[np.uint8]:
         groups[:, :4] = halves.view(np.uint8).reshape(len(groups), -1)
         last = 4 + each.block // (32 if each.family == "nested4" else 16)
         groups[:, last : last + each.block // 32] &= 127  # Minimums.
+        return groups.reshape(ROWS, -1)
+    if isinstance(each, Nvfp4):
+        # A factor's product with a scale is exact, and so the order of products does not matter.
+        factors = random.standard_normal(len(groups)).astype(np.float16).astype(np.float32)
+        groups[:, :4] = factors.view(np.uint8).reshape(len(groups), -1)
+        scales = groups[:, 4 : 4 + each.block // 16]
+        scales[(scales & 0x7F) == 0x7F] = 0  # NaN
         return groups.reshape(ROWS, -1)
     scales = random.uniform(1e-3, 1, len(groups)) * random.choice([-1, 1], len(groups))
     kind = np.float32 if isinstance(each, Groups) else np.float16

@@ -54,15 +54,20 @@ struct E2m1Numbers {
     template <class Unit>
     KCCL_DECODE static typename Unit::Weights operand(
         const typename Unit::template Packed<4>& stored, uint32_t) {
-        constexpr uint32_t kNum = sizeof(stored) / sizeof(uint32_t);
-        uint64_t fours[2 * kNum];
+        uint64_t fours[2 * sizeof(stored) / sizeof(uint32_t)];
+        expand(stored, fours);
+        return Unit::words_of(fours);
+    }
+
+    // Returns 2^-14 times the numbers, in `fours`: what Unit::words_of() takes.
+    template <class PACKED, uint32_t NUM>
+    KCCL_DECODE static void expand(const PACKED& stored, uint64_t (&fours)[NUM]) {
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kNum; ++i) {
+        for (uint32_t i = 0; i < NUM / 2; ++i) {
             const uint32_t word = stored.word[i];
             fours[2 * i] = halves<0>(word) | uint64_t{halves<1>(word)} << 32;
             fours[2 * i + 1] = halves<2>(word) | uint64_t{halves<3>(word)} << 32;
         }
-        return Unit::words_of(fours);
     }
 
   private:
