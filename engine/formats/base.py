@@ -38,6 +38,7 @@ class Format(ABC):
             columns, as the monokernel packs them if a strip has a block; 0: none.
         cut: The format of those tensors whose lanes end within a block; None: they are rounded.
         has_zeros: Whether a block of a format with scales has a zero point for each scale.
+        has_minimums: Whether columns of a block have a minimum, which is subtracted.
         is_on_host: Whether queries, keys and values may have several formats, this one among
             them, and layers different ones, as the host executor has them. If the monokernel does
             not multiply the format, it has one more file: host/formats/NAME.h.
@@ -52,6 +53,7 @@ class Format(ABC):
     family: str = ""
     scale_bytes: int = 0
     has_zeros: bool = False
+    has_minimums: bool = False
     is_on_host: bool = False
     cut: "Format | None" = None
 

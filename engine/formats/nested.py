@@ -40,6 +40,7 @@ class Nested(Format):
     """The format whose blocks have so many columns, and integers so many bits: 4 or 6."""
 
     word = np.dtype(np.uint8)
+    has_minimums = True
 
     def __init__(self, columns: int, bits: int, rounds: Blocks32 | Blocks256) -> None:
         """Makes a format. `rounds` is the format to which from_values() rounds."""

@@ -159,15 +159,20 @@ class Chains {
     typename Unit::Sums chains_[NUM * kOfStrip] = {};
 };
 
+// Means that no sums of the vector are known: LateChains makes them, as products with ones.
+struct NoKnownSums {};
+
 // With minimums a strip has more chains than a thread has registers. So a few tiles are multiplied
 // at a time, with inputs that are loaded then, when their strip is added. Prefill adds the chains
-// in the same order. input(i): as Chains takes it.
-template <class F, class Input>
+// in the same order. input(i): as Chains takes it. known(i): the sums of the vector over the
+// columns of the strips' i-th minimum, which have the bits of a product with ones.
+template <class F, class Input, class Known = NoKnownSums>
 class LateChains {
     using Unit = Mma<typename F::Operand>;
 
   public:
-    KCCL_DECODE explicit LateChains(const Input& input) : input_(input) {}
+    KCCL_DECODE explicit LateChains(const Input& input, const Known& known = {})
+        : input_(input), known_(known) {}
 
     KCCL_DECODE void add(typename Unit::Scaled& sums, const Strip<F>& strip, uint32_t i) const {
         constexpr uint32_t kScaled = F::kScaledTiles, kLowered = F::kLoweredTiles;
@@ -184,7 +189,13 @@ class LateChains {
                 const auto input = input_(i * F::kStripTiles + first + tile);
                 Unit::multiply(products[tile / kScaled],
                                F::operand(strip.tiles[first + tile], strip.scales), input);
-                Unit::multiply(inputs[tile / kLowered], F::ones(), input);
+                if constexpr (!kIsKnown) Unit::multiply(inputs[tile / kLowered], F::ones(), input);
+            }
+            if constexpr (kIsKnown) {
+                KCCL_UNROLL
+                for (uint32_t k = 0; k < kAtOnce / kLowered; ++k) {
+                    inputs[k] = known_((i * F::kStripTiles + first) / kLowered + k);
+                }
             }
             KCCL_UNROLL
             for (uint32_t tile = 0; tile < kAtOnce; ++tile) {
@@ -202,7 +213,9 @@ class LateChains {
 
   private:
     static constexpr uint32_t kAtOnce = F::kStripTiles < 4 ? F::kStripTiles : 4;
+    static constexpr bool kIsKnown = !kIsSame<Known, NoKnownSums>;
     const Input& input_;
+    const Known known_;
 };
 
 // Returns the chains of NUM strips that follow each other. They use `input` while they live.
@@ -235,6 +248,7 @@ template <class FIRST, class... REST>
 struct FormatList {
     using First = FIRST;
     static constexpr bool kIsOne = sizeof...(REST) == 0;
+    static constexpr bool kHaveMinimums = (FIRST::kHasMinimums || ... || REST::kHasMinimums);
     // The bytes of the smallest tile, without scales.
     KCCL_CONSTEXPR static uint32_t least_bytes() {
         uint32_t least = FIRST::kTileBytes;

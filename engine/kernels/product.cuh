@@ -22,7 +22,7 @@ template <class S>
 struct LoadFirst {
     template <class F>
     KCCL_DECODE void run() const {
-        if constexpr (kIsOfExperts<S, F>) return;
+        if constexpr (kIsOfExperts<S, F> || kIsInPlace<S, F>) return;
         const typename Mma<typename F::Operand>::Lane lane(1, 0);
         first->is_loaded = consumer.weights().template try_await<F>(consumer.warp_index());
         if (!first->is_loaded) return;

@@ -1,6 +1,7 @@
 // Multiplies stages of weights where they lie in the ring, part by part. Products of experts with
 // scales are multiplied so: product.cuh holds whole stages, for which a thread of a mixture has too
-// few registers (bench/LOG.md).
+// few registers. So are products with minimums, whose code for two whole stages is slower than this
+// short loop (bench/LOG.md).
 #pragma once
 
 #include "column_lanes.cuh"
@@ -9,10 +10,11 @@
 
 namespace kccl::decode {
 
-// Whether stages in format F are multiplied in place: where only experts have the format, and it
-// has scales.
+// Whether stages in format F are multiplied in place: where it has minimums, or it has scales and
+// only experts have it. In kernels of several columns only the latter are.
 template <class S, class F>
-constexpr bool kIsInPlace = !S::kWeightsInRegisters && kHasScales<F> && kIsOfExperts<S, F>;
+constexpr bool kIsInPlace = !S::kWeightsInRegisters && kHasScales<F> &&
+                            (kIsOfExperts<S, F> || (F::kHasMinimums && S::kColumns == 1));
 
 // A warp's pass through a product in format F. A part of a stage is so many steps, and lies in one
 // row tile and lane. Each part is loaded while the one before it is multiplied.
@@ -32,6 +34,40 @@ class InPlaceMultiplier {
     // tile][lane][row].
     KCCL_DECODE void run() {
         warp().sync();
+        if constexpr (F::kHasMinimums) {
+            sums().make(staged_, steps_.of_lanes);
+            run_part_by_part();
+        } else {
+            run_stage_by_stage();
+        }
+    }
+
+  private:
+    // One loop over the parts of all stages, whose code is short.
+    KCCL_DECODE void run_part_by_part() {
+        Strip<F> ahead[kStrips];
+        await_and_load(ahead);
+        uint32_t first = 0;
+#pragma unroll 1
+        for (uint32_t left = steps_.num;; left -= kPart) {
+            Strip<F> strips[kStrips];
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kStrips; ++i) strips[i] = ahead[i];
+            const bool is_last = left <= kPart;
+            first += kPart;
+            if (first < kAtOnce && !is_last) {
+                load(ahead, first);
+            } else {
+                let_go(is_last, ahead);
+                first = 0;
+            }
+            multiply(strips);
+            if (is_last) return;
+        }
+    }
+
+    // A loop over stages, whose parts are unrolled.
+    KCCL_DECODE void run_stage_by_stage() {
         Strip<F> ahead[kStrips];
         await_and_load(ahead);
 #pragma unroll 1
@@ -45,11 +81,7 @@ class InPlaceMultiplier {
                 if (first + kPart < kAtOnce && !is_last) {
                     load(ahead, first + kPart);
                 } else {
-                    // All of the stage is in registers. Without overlap (S::kOverlaps) the next one
-                    // is asked for before this part is multiplied.
-                    consumer_.stamp_stage();
-                    consumer_.weights().has_copied();
-                    if (!is_last) await_and_load(ahead);
+                    let_go(is_last, ahead);
                 }
                 multiply(strips);
                 if (is_last) return;
@@ -57,16 +89,19 @@ class InPlaceMultiplier {
         }
     }
 
-  private:
     using Unit = Mma<typename F::Operand>;
     static_assert(S::kColumns == 1, "a mixture has one column");
     static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
     static constexpr uint32_t kMostOfPart = 8;
+    template <class M>
+    KCCL_CONSTEXPR static uint32_t part_within(uint32_t part) {
+        return kIsSame<F, typename M::Format> ? common_divisor(part, M::kSteps) : part;
+    }
     template <class... M>
     KCCL_CONSTEXPR static uint32_t part_of(Matrices<M...>) {
         uint32_t part = common_divisor(kAtOnce, kMostOfPart);
-        ((part = kIsSame<F, typename M::Format> ? common_divisor(part, M::kSteps) : part), ...);
-        return part;
+        ((part = part_within<M>(part)), ...);
+        return part_within<typename Shape<S>::Head>(part);
     }
     static constexpr uint32_t kPart = part_of(Products<S>{}), kStrips = kPart / F::kStripTiles;
     static_assert(kPart % F::kStripTiles == 0, "whole strips");
@@ -79,6 +114,13 @@ class InPlaceMultiplier {
                                                              first / F::kStripTiles + i);
         }
     }
+    // Frees a stage, all of which is in registers, and loads the first part of the next one. Without
+    // overlap (S::kOverlaps) that is asked for before this stage's last part is multiplied.
+    KCCL_DECODE void let_go(bool is_last, Strip<F> (&ahead)[kStrips]) {
+        consumer_.stamp_stage();
+        consumer_.weights().has_copied();
+        if (!is_last) await_and_load(ahead);
+    }
     KCCL_DECODE void await_and_load(Strip<F> (&ahead)[kStrips]) {
         consumer_.weights().template await<F>(warp_);
         load(ahead, 0);
@@ -87,13 +129,22 @@ class InPlaceMultiplier {
     KCCL_DECODE void multiply(const Strip<F> (&strips)[kStrips]) {
         const auto& lane = lanes_.template of<0>();
         const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
-        multiply_strips<F, kStrips>(
-            sums_, strips, [&](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); });
+        const auto input = [&](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); };
+        if constexpr (F::kHasMinimums) {
+            const auto known = sums().from(at_);
+            const LateChains<F, decltype(input), decltype(known)> chains(input, known);
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kStrips; ++i) chains.add(sums_, strips[i], i);
+        } else {
+            multiply_strips<F, kStrips>(sums_, strips, input);
+        }
         at_ += kPart;
         if (at_ == steps_.of_lanes) at_ = 0;
         left_ -= kPart;
         if (left_ == 0) store();
     }
+
+    KCCL_DECODE KnownSums<F> sums() const { return KnownSums<F>(consumer_.shared().sums[warp_]); }
 
     // Stores the sums of a row tile and lane, and begins the next one.
     KCCL_DECODE void store() {

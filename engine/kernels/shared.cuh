@@ -3,6 +3,7 @@
 
 #include "draft_pace.cuh"
 #include "expert_choice.cuh"
+#include "known_sums.cuh"
 #include "trace.cuh"
 #include "watch.cuh"
 
@@ -18,7 +19,7 @@ constexpr uint32_t kMaskWords =
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
-struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S> {
+struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S>, SharedSums<S> {
     // Each warp's part of the vectors that it multiplies, column by column, split for the matrix
     // unit.
     StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];

@@ -60,8 +60,9 @@ class Product:
 
         Longer strips have fewer scales, but may need more tiles of zeros. For the products that end
         modules, returns the length with the fewest bytes, and of several such lengths the longest
-        one. Others get no tiles of zeros for their strips: they share the residual, so all of them
-        have the same steps.
+        one. With minimums, whose strips cost a warp more than their bytes, returns the longest one
+        that makes at most a sixth of the tiles more. Other products get no tiles of zeros for their
+        strips: they share the residual, so all of them have the same steps.
 
         Args:
             warps: The warps whose parts of the columns are cut into strips.
@@ -73,9 +74,12 @@ class Product:
         if not KINDS[self.kind].ends_module:
             return gcd(of_group, self._least_steps(warps))
         lengths = [num for num in range(of_group, 0, -1) if of_group % num == 0]
+        least = self._least_steps(warps)
+        if self.format.has_minimums:
+            return next(num for num in lengths if 6 * _rounded_up(least, num) <= 7 * least)
 
         def nbytes(length: int) -> int:
-            strips = _rounded_up(self._least_steps(warps), length) // length
+            strips = _rounded_up(least, length) // length
             scales = self.format.strip_scale_bytes(length)
             return strips * (length * self.format.tile_bytes + scales)
 
@@ -163,9 +167,9 @@ def step_unit(program: Program) -> int:
 
 
 def is_in_place(program: Program, product: Product) -> bool:
-    """Tells whether stages of a product are multiplied where they lie in the ring
-    (kIsInPlace in kernels/product_in_place.cuh): only products of experts have its format, and
-    the format has scales.
+    """Tells whether stages of a product of experts are multiplied where they lie in the ring
+    (kIsInPlace in kernels/product_in_place.cuh): only such products have its format, and the format
+    has scales.
     """
     others = (kind for kind in products_in(program.config) if not KINDS[kind].has_experts)
     is_shared = any(program.format_of(kind) == product.format for kind in others)

@@ -52,6 +52,12 @@ struct Mma {
         float value[4];
     };
 
+    // The sums of a vector's high and low parts.
+    static constexpr uint32_t kParts = 2;
+    struct alignas(8) SumsOfParts {
+        float value[kParts];
+    };
+
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
         const uint32_t thread = row % 8 * 4 + column / 4;
         const uint32_t word = row / 8 + column % 4 / 2 * 2;
@@ -146,6 +152,13 @@ struct Mma {
             for (float& value : sums.value) value *= factor;
         }
 
+        KCCL_DECODE void store_parts(const Sums& sums, float* to) const {
+            if (thread_ >= num_vectors_) return;
+            const SumsOfParts parts = {{sums.value[0], sums.value[1]}};
+            mem::store_plain(reinterpret_cast<uint64_t*>(to) + thread_,
+                             platform::bit_cast<uint64_t>(parts));
+        }
+
         template <class F>
         KCCL_DECODE void totals(const Sums& sums, F f) const {
             uint32_t i = 0;
@@ -193,6 +206,12 @@ struct Mma {
         const uint32_t input_;  // in bytes
     };
 
+    KCCL_DECODE static Sums sums_of(const float* from) {
+        const auto both = platform::bit_cast<SumsOfParts>(
+            mem::load_plain(reinterpret_cast<const uint64_t*>(from)));
+        return {{both.value[0], both.value[1], both.value[0], both.value[1]}};
+    }
+
     KCCL_DECODE static Weights words_of(const uint64_t (&fours)[2]) {
         return {{static_cast<uint32_t>(fours[0]), static_cast<uint32_t>(fours[0] >> 32),
                  static_cast<uint32_t>(fours[1]), static_cast<uint32_t>(fours[1] >> 32)}};
@@ -202,10 +221,15 @@ struct Mma {
     KCCL_DECODE static Scales<float> scaled(const Scales<f16>& scales, const RowBytes<NUM>& bytes,
                                             uint32_t i) {
         Scales<float> products;
+        // A byte behind the upper half of 2^15 makes 2^15 plus the byte. What is subtracted is a
+        // product of 9 and 11 bits, so it is exact, and so is the result.
+        constexpr uint32_t kPower = 0x47000000;
         KCCL_UNROLL
         for (uint32_t k = 0; k < 2; ++k) {
-            const auto byte = static_cast<uint32_t>(bytes.row[k] >> 8 * i) & 0xff;
-            products.value[k] = scales[k] * byte_less_128(byte);
+            const auto word = static_cast<uint32_t>(bytes.row[k] >> (i / 4 * 32));
+            const auto sum =
+                platform::bit_cast<float>(__byte_perm(word, kPower, 0x7604 | (i % 4) << 4));
+            products.value[k] = times_plus(sum, scales[k], -(32768.0f + 128.0f) * scales[k]);
         }
         return products;
     }

@@ -7,7 +7,7 @@ namespace kccl::decode {
 template <class T>
 struct Mma {
     using Part = typename Parts<T>::Type;
-    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = kVectors;
+    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = kVectors, kParts = 1;
 
     struct Weights {
         uint64_t index4[kTileFloat4s];  // four elements each
@@ -118,6 +118,12 @@ struct Mma {
             }
         }
 
+        KCCL_DECODE void store_parts(const Sums& sums, float* to) const {
+            for (uint32_t i = 0; i < num_vectors_ && row_ == 0; ++i) {
+                mem::store_plain(to + i, sums.value[i]);
+            }
+        }
+
         template <class F>
         KCCL_DECODE void totals(const Sums& sums, F f) const {
             for_each_place(
@@ -140,6 +146,12 @@ struct Mma {
         const uint32_t num_vectors_;
         const uint32_t stride_;
     };
+
+    KCCL_DECODE static Sums sums_of(const float* from) {
+        Sums sums;
+        for (float& value : sums.value) value = mem::load_plain(from);
+        return sums;
+    }
 
     KCCL_DECODE static Weights words_of(const uint64_t (&fours)[kTileFloat4s]) {
         Weights weights;
