@@ -59,7 +59,7 @@ class On:
 
     def __enter__(self) -> None:
         self._device_index = torch._C._cuda_getDevice()
-        _set(self._stream)
+        set_stream(self._stream)
 
     def __exit__(
         self,
@@ -67,7 +67,7 @@ class On:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _set(self._before)
+        set_stream(self._before)
         # To set a stream makes its GPU the current one, too.
         if self._device_index != self._stream.device_index:
             torch._C._cuda_setDevice(self._device_index)
@@ -97,7 +97,8 @@ def check(device_index: int) -> None:
         ) from error
 
 
-def _set(stream: "torch.cuda.Stream") -> None:
+def set_stream(stream: "torch.cuda.Stream") -> None:
+    """Makes a stream the current one of its GPU, and this GPU the current one."""
     torch._C._cuda_setStream(
         stream_id=stream.stream_id,
         device_index=stream.device_index,

@@ -133,8 +133,11 @@ def enqueue(
         is_async: Whether the call is asynchronous.
     """
     now = torch_cuda.current_stream(device.index)
-    is_capturing = torch_cuda.is_capturing(now)
     calls = _calls_of(comm)
+    # The default stream cannot be captured.
+    if is_async and calls.own is not None and now.cuda_stream == 0:
+        return _enqueue_beside(comm, calls, calls.own[False], now, call)
+    is_capturing = torch_cuda.is_capturing(now)
     own = calls.own[is_capturing] if is_async and calls.own is not None else now
     if own is now or not _fork(own, now, is_capturing):
         last = _order(calls, now, is_capturing)
@@ -154,6 +157,41 @@ def enqueue(
         # Nobody gets a Work to wait for, but a capture can only end if all its streams are joined.
         now.wait_stream(own)
         raise
+
+
+def _enqueue_beside(
+    comm: Communicator,
+    calls: _Calls,
+    own: "torch.cuda.Stream",
+    now: "torch.cuda.Stream",
+    call: Callable[[Communicator], Any],
+) -> Place:
+    """Does what enqueue() does for an asynchronous call beside the default stream, in few calls of
+    Python. Those of a step of DistributedDataParallel are such calls.
+    """
+    mark = Mark(now)
+    mark.event.wait(own)
+    last, made = calls.lasts.get(False), _Last(own, None)
+    calls.lasts[False] = made
+    device_index = torch._C._cuda_getDevice()
+    torch_cuda.set_stream(own)
+    try:
+        if last is not None and last.stream is not own and last.stream is not now:
+            _follow(calls, last, own, is_capturing=False)
+        call(comm)
+        # `own` waits for the first use of the event already, so it can be recorded again.
+        mark.event.record(own)
+        made.mark = mark
+    except BaseException:
+        # Nobody gets a Work to wait for. So the program's stream waits for what was enqueued.
+        now.wait_stream(own)
+        raise
+    finally:
+        torch_cuda.set_stream(now)
+        # To set a stream makes its GPU the current one, too.
+        if device_index != own.device_index:
+            torch._C._cuda_setDevice(device_index)
+    return Place(own, now, mark)
 
 
 def _needs_mark(calls: _Calls, now: "torch.cuda.Stream", is_capturing: bool) -> bool:
@@ -243,17 +281,22 @@ def _order(
     """
     last = calls.lasts.get(is_capturing)
     if last is not None and last.stream is not now and last.stream is not behind:
-        if last.mark is not None:
-            last.mark.event.wait(now)
-        # A stream that is being captured cannot wait for one that is not, nor the other way round:
-        # the graph runs later, on the stream of its replay. Nor for one in another capture.
-        elif _is_captured(last.stream) == is_capturing and (
-            not is_capturing or last.fork is _forks.get(last.stream)
-        ):
-            torch_cuda.wait_for(now, last.stream, is_capturing)
-            calls.leave_marks = True
+        _follow(calls, last, now, is_capturing=is_capturing)
     made = calls.lasts[is_capturing] = _Last(now, _forks.get(now) if is_capturing else None)
     return made
+
+
+def _follow(calls: _Calls, last: _Last, now: "torch.cuda.Stream", *, is_capturing: bool) -> None:
+    """Makes a stream wait for the communicator's last call, which is on another one."""
+    if last.mark is not None:
+        last.mark.event.wait(now)
+    # A stream that is being captured cannot wait for one that is not, nor the other way round: the
+    # graph runs later, on the stream of its replay. Nor for one in another capture.
+    elif _is_captured(last.stream) == is_capturing and (
+        not is_capturing or last.fork is _forks.get(last.stream)
+    ):
+        torch_cuda.wait_for(now, last.stream, is_capturing)
+        calls.leave_marks = True
 
 
 def _is_captured(stream: "torch.cuda.Stream") -> bool:

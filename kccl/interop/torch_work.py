@@ -167,7 +167,7 @@ class Work(Handle):
         """Tells whether the call has run, or has failed."""
         if self._error is not None or self._place is None:
             return True
-        stream, _, mark = self._place
+        stream, mark = self._place.stream, self._place.mark
         return bool(stream.query() if mark is None else mark.event.query())
 
     @untraced

@@ -5,7 +5,6 @@ GPU is needed. tests/hardware/test_torch.py has tests on GPUs.
 import gc
 import sys
 from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -14,7 +13,7 @@ import kccl
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 dist = torch.distributed
 
-from fake_streams import GPU, Cuda, Event, Future, Stream, Tensor  # noqa: E402
+from fake_streams import GPU, Event, Group, Stream, Tensor, fake_cuda  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -23,58 +22,7 @@ SYNC = SimpleNamespace(asyncOp=False)
 
 @pytest.fixture
 def cuda(monkeypatch):
-    cuda = Cuda()
-    from kccl.interop import torch_cuda, torch_streams
-
-    fakes = {
-        torch_streams: {"_own": {}, "_calls": WeakKeyDictionary(), "_forks": {}},
-        torch_cuda: {"_streams": cuda.known, "_free": {}},
-        torch._C: {
-            "_cuda_getCurrentStream": lambda index: cuda.current.key,
-            "_cuda_setStream": cuda.set_current,
-            "_cuda_getDevice": lambda: 0,
-            "_cuda_setDevice": lambda index: None,
-            "_cuda_isCurrentStreamCapturing": cuda.is_capturing,
-            "_CudaEventBase": Event,
-            "Future": Future,
-        },
-        torch.cuda: {
-            "current_stream": lambda device: cuda.current,
-            "Stream": cuda.new_stream,
-            "init": lambda: None,
-        },
-    }
-    for owner, its in fakes.items():
-        for name, fake in its.items():
-            monkeypatch.setattr(owner, name, fake, raising=owner is not torch._C)
-    monkeypatch.setattr(Event, "made", 0)
-    return cuda
-
-
-class Group:
-    """A group of one rank, whose communicator for the GPU is one on the host."""
-
-    def __init__(self, cuda, streams=2):
-        import kccl.interop.torch
-        from kccl.interop import torch_streams
-
-        self.cuda = cuda
-        dist.init_process_group("kccl", store=dist.HashStore(), rank=0, world_size=1)
-        self.group = dist.group.WORLD
-        self.comm = kccl.init(backend="host")
-        torch_streams.give_stream(self.comm, GPU, streams)
-        self.group._comms.of["cuda"] = self.comm
-
-    def call(self, name, tensors, opts=None, results=()):
-        """Makes a call of that name. Returns its Work, and what comes before it on its stream."""
-        before = []
-
-        def call(comm):
-            assert comm is self.comm
-            before.append(torch.cuda.current_stream(GPU).run(name))
-
-        work = self.group.run(tensors, list(results), opts, call)
-        return work, before[0]
+    return fake_cuda(monkeypatch)
 
 
 @pytest.fixture
@@ -188,6 +136,15 @@ def test_a_call_that_is_refused_or_fails_leaves_a_capture_whole(cuda, group):
     with pytest.raises(kccl.Timeout, match="late"):
         group.group.run([Tensor()], [], SYNC, fail)
 
+    def enqueue_and_refuse(comm):
+        cuda.current.run("half")
+        raise kccl.InvalidArgument("wrong")
+
+    # Beside the default stream, which nobody captures.
+    with pytest.raises(kccl.InvalidArgument, match="wrong"):
+        group.group.run([Tensor()], [], None, enqueue_and_refuse)
+    assert cuda.current is cuda.default and "half" in cuda.default.done
+
 
 @pytest.mark.parametrize(("streams", "own"), [(1, 0), (2, 1), (3, 2)])
 def test_the_process_has_as_many_streams_as_fit(cuda, streams, own):
@@ -251,9 +208,10 @@ def test_captures_at_once_do_not_share_a_stream(cuda, group):
 
         def call(name):
             before = []
-            stream, caller, _ = torch_streams.enqueue(
+            place = torch_streams.enqueue(
                 other, GPU, lambda _: before.append(cuda.current.run(name)), is_async=True
             )
+            stream, caller = place.stream, place.caller
             caller.wait_stream(stream)
             return stream, before[0]
 

@@ -4,8 +4,10 @@ Only tests that have found PyTorch import this.
 """
 
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
 GPU = torch.device("cuda", 0)
 KEY = ("stream_id", "device_index", "device_type")
@@ -129,3 +131,59 @@ class Future:
 
     def set_result(self, tensors):
         self.event = torch.cuda.current_stream(GPU).record_event()
+
+
+def fake_cuda(monkeypatch):
+    """Puts the fakes into PyTorch, and new tables into KCCL. Returns the Cuda."""
+    cuda = Cuda()
+    from kccl.interop import torch_cuda, torch_streams
+
+    fakes = {
+        torch_streams: {"_own": {}, "_calls": WeakKeyDictionary(), "_forks": {}},
+        torch_cuda: {"_streams": cuda.known, "_free": {}},
+        torch._C: {
+            "_cuda_getCurrentStream": lambda index: cuda.current.key,
+            "_cuda_setStream": cuda.set_current,
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_setDevice": lambda index: None,
+            "_cuda_isCurrentStreamCapturing": cuda.is_capturing,
+            "_CudaEventBase": Event,
+            "Future": Future,
+        },
+        torch.cuda: {
+            "current_stream": lambda device: cuda.current,
+            "Stream": cuda.new_stream,
+            "init": lambda: None,
+        },
+    }
+    for owner, its in fakes.items():
+        for name, fake in its.items():
+            monkeypatch.setattr(owner, name, fake, raising=owner is not torch._C)
+    monkeypatch.setattr(Event, "made", 0)
+    return cuda
+
+
+class Group:
+    """A group of one rank, whose communicator for the GPU is one on the host."""
+
+    def __init__(self, cuda, streams=2):
+        import kccl.interop.torch
+        from kccl.interop import torch_streams
+
+        self.cuda = cuda
+        dist.init_process_group("kccl", store=dist.HashStore(), rank=0, world_size=1)
+        self.group = dist.group.WORLD
+        self.comm = kccl.init(backend="host")
+        torch_streams.give_stream(self.comm, GPU, streams)
+        self.group._comms.of["cuda"] = self.comm
+
+    def call(self, name, tensors, opts=None, results=()):
+        """Makes a call of that name. Returns its Work, and what comes before it on its stream."""
+        before = []
+
+        def call(comm):
+            assert comm is self.comm
+            before.append(torch.cuda.current_stream(GPU).run(name))
+
+        work = self.group.run(tensors, list(results), opts, call)
+        return work, before[0]
