@@ -60,7 +60,8 @@ from .torch_collectives.all_gather import all_gather
 from .torch_collectives.all_reduce import all_reduce, all_reduce_
 from .torch_collectives.broadcast import broadcast, broadcast_
 from .torch_collectives.reduce_scatter import reduce_scatter
-from .torch_group import DEVICES, MixedGroup, ProcessGroup
+from .torch_group import DEVICES, ProcessGroup
+from .torch_mixed import MixedGroup
 from .torch_norms import (
     all_reduce_rms_norm,
     all_reduce_rms_norm_,
@@ -127,8 +128,8 @@ def communicator(
 def _make(options: Any, backend_options: Any) -> ProcessGroup:
     """Makes the ProcessGroup that PyTorch asks a backend for in init_process_group()."""
     others = other_backends(options)
-    kind = ProcessGroup if others is None else MixedGroup
-    return kind(options.store, options.group_rank, options.group_size, options.timeout, others)
+    given = options.store, options.group_rank, options.group_size, options.timeout
+    return ProcessGroup(*given) if others is None else MixedGroup(*given, others)
 
 
 dist.Backend.register_backend("kccl", _make, extended_api=True, devices=list(DEVICES))

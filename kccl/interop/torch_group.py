@@ -17,7 +17,6 @@ from .torch_errors import InvalidArgument, of_torch
 from .torch_messages import Call, MessageWork
 from .torch_monitored import monitored_barrier
 from .torch_queue import AnyWork, Queue
-from .torch_routes import routed
 from .torch_split import split_group
 from .torch_streams import Place, enqueue
 from .torch_versions import init_group
@@ -53,7 +52,6 @@ class ProcessGroup(dist.ProcessGroup):
         rank: int,
         world_size: int,
         timeout: timedelta,
-        others: dist.ProcessGroup | None = None,
     ) -> None:
         """Makes the group and its communicators for host tensors and messages. Collective.
 
@@ -62,14 +60,11 @@ class ProcessGroup(dist.ProcessGroup):
             rank, world_size: This process's rank in the group, and the size of the group.
             timeout: How long ranks wait for each other. Replaces KCCL_TIMEOUT and
                 KCCL_FIRST_TIMEOUT.
-            others: The group of the other backends, as of gloo in "cpu:gloo,cuda:kccl". Only for a
-                MixedGroup: others do not pass calls on.
         """
         init_group(self, store, rank, world_size)
         self._store = store
         self._name = self._description = ""
         self._timeout = timeout
-        self._others = others
         self._sequence = 0
         # Since start_coalescing(): the messages held back, else None; and the Works of collectives.
         self._coalesced: list[Call] | None = None
@@ -92,8 +87,6 @@ class ProcessGroup(dist.ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
-        if self._others is not None:
-            self._others._set_group_name(name)
 
     def getGroupName(self) -> str:
         return self._name
@@ -114,10 +107,6 @@ class ProcessGroup(dist.ProcessGroup):
         return self._sequence
 
     def _get_backend(self, device: torch.device) -> Any:
-        # PyTorch also calls this before it has registered the group, when _has() does not work yet.
-        others = self._others
-        if others is not None and device.type in {each.type for each in others._device_types}:
-            return others._get_backend(device)
         return self
 
     get_backend = _get_backend
@@ -162,12 +151,25 @@ class ProcessGroup(dist.ProcessGroup):
         """
         return split_group(self, ranks, timeout, (group_name, group_desc), device_types)
 
+    def _split_others(self, *_: Any) -> dist.ProcessGroup | None:
+        """Splits the group of the other backends. A group of KCCL alone has none."""
+        return None
+
+    def _part(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        others: dist.ProcessGroup | None,
+    ) -> "ProcessGroup":
+        """Makes the group of some of its ranks. `others` is what _split_others() returned."""
+        return ProcessGroup(store, rank, world_size, timeout)
+
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long ranks wait for each other from now on. Reaches the other backends, too."""
+        """Sets how long ranks wait for each other from now on."""
         self._timeout = timeout
         self._comms.set_timeout(timeout.total_seconds())
-        if self._others is not None:
-            self._others.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -177,8 +179,6 @@ class ProcessGroup(dist.ProcessGroup):
         """
         self._queue.close()
         self._comms.close()
-        if self._others is not None:
-            self._others.shutdown()
 
     def abort(self) -> None:
         """Makes all ranks' waits fail, and closes this rank's communicators.
@@ -190,8 +190,6 @@ class ProcessGroup(dist.ProcessGroup):
         self._comms.fail()
         error = of_torch(Error("the process group was aborted before this call was made"))
         self._queue.abort(error, self._comms.close)
-        if self._others is not None:
-            self._others.abort()
 
     # ---- Calls -------------------------------------------------------------------------------
 
@@ -219,28 +217,26 @@ class ProcessGroup(dist.ProcessGroup):
 
         On a GPU, the result's wait() blocks the host until all ranks' streams are at the barrier.
         """
-        ids = getattr(opts, "device_ids", None)
-        devices = self._comms.devices
-        device = devices.get("cuda", torch.device("cpu"))
-        if ids:
-            given = torch.device("cuda", ids[0])
-            if device.type == "cuda" and device != given:
-                raise InvalidArgument(f"device_ids is {ids}, must be [{device.index}]")
-            device = given
-        if self._others is not None and not self._has(device.type):
-            if not torch.cuda.is_available():
-                return self._others.barrier(opts)
-            device = torch.device("cuda")
+        device = self._device_of_barrier(opts)
         comm = self._comms.of.get(device.type) or self._comms.open(device)
         if device.type == "cpu":
             return self._on_host(comm, [], opts, lambda comm: comm.barrier())
 
-        device = devices["cuda"]
+        device = self._comms.devices["cuda"]
 
         def call(comm: Communicator) -> None:
             comm.barrier(stream=torch.cuda.current_stream(device))
 
         return self._on_gpu(comm, device, call, [], [], opts, blocks_host=True)
+
+    def _device_of_barrier(self, opts: Any) -> torch.device:
+        ids = getattr(opts, "device_ids", None)
+        device = self._comms.devices.get("cuda", torch.device("cpu"))
+        if not ids:
+            return device
+        if device.type == "cuda" and device.index != ids[0]:
+            raise InvalidArgument(f"device_ids is {ids}, must be [{device.index}]")
+        return torch.device("cuda", ids[0])
 
     def run(
         self,
@@ -380,18 +376,10 @@ class ProcessGroup(dist.ProcessGroup):
     _end_coalescing = end_coalescing
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
+METHODS: dict[str, Callable[..., Any]] = {
     name: getattr(ProcessGroup, name) for name in ("send", "recv", "recv_anysource")
 }
 for _collective in torch_collectives.NAMES:
-    _METHODS |= torch_collectives.load(_collective).GROUP_METHODS
-for _name, _method in _METHODS.items():
+    METHODS |= torch_collectives.load(_collective).GROUP_METHODS
+for _name, _method in METHODS.items():
     setattr(ProcessGroup, _name, untraced(_method))
-
-
-class MixedGroup(ProcessGroup):
-    """A group that passes calls with tensors on another backend's devices to it."""
-
-
-for _name, _method in _METHODS.items():
-    setattr(MixedGroup, _name, routed(_name, _method))

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from .torch_errors import InvalidArgument
-from .torch_versions import split_of
 
 if TYPE_CHECKING:
     from .torch_group import ProcessGroup
@@ -51,15 +50,13 @@ def split_group(
                 f"{', '.join(known)}, for which this group has a backend"
             )
         pairs = [pair for pair in pairs if pair.split(":")[0] in wanted]
-    others = None
-    if group._others is not None:
-        others = split_of(group._others, ranks, timeout, name, description, device_types)
+    others = group._split_others(ranks, timeout, name, description, device_types)
     if group.rank() not in ranks:
         return None
     if others is not None and not any(pair.endswith(":kccl") for pair in pairs):
         return others
     store = dist.PrefixStore(f"{name}/", group._store)
-    part = type(group)(store, ranks.index(group.rank()), len(ranks), timeout, others)
+    part = group._part(store, ranks.index(group.rank()), len(ranks), timeout, others)
     part._config = pairs
     part.setGroupName(name)
     part.setGroupDesc(description)
