@@ -211,6 +211,12 @@ class Communicators:
             comm.timeout = seconds
         self.messages.set_timeout(seconds)
 
+    def check(self) -> None:
+        """Raises the error of a call that is known to have failed, of any communicator."""
+        for comm in self.of.values():
+            comm.check()
+        self.messages.check()
+
     def close(self) -> None:
         """Closes all communicators of the group on this rank. Idempotent."""
         self.messages.close()

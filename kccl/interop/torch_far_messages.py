@@ -121,6 +121,9 @@ class FarMessages:
     def set_timeout(self, seconds: float) -> None:
         """Does nothing: the group's Machines sets the timeout of gloo."""
 
+    def check(self) -> None:
+        """Does nothing: gloo tells of its errors where it is waited for."""
+
     def abort(self) -> None:
         """Does nothing: gloo's waits end at their limit."""
 

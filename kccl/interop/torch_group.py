@@ -16,6 +16,7 @@ from .torch_dynamo import untraced
 from .torch_errors import InvalidArgument, of_torch
 from .torch_messages import Call, MessageWork
 from .torch_monitored import monitored_barrier
+from .torch_offers import Offers
 from .torch_queue import AnyWork, Queue
 from .torch_split import split_group
 from .torch_streams import Place, enqueue
@@ -25,7 +26,7 @@ from .torch_work import CoalescedWork, Work
 DEVICES = ("cpu", "cuda")
 
 
-class ProcessGroup(dist.ProcessGroup):
+class ProcessGroup(Offers, dist.ProcessGroup):
     """A group of `torch.distributed` whose collectives KCCL runs.
 
     Tensors must be dense: C-contiguous, or permuted, as in torch.channels_last, with the same
@@ -33,18 +34,6 @@ class ProcessGroup(dist.ProcessGroup):
     dtype. Calls on a GPU are enqueued on the current stream or, if they are asynchronous, on one
     beside it. The calls of one group run one after another, even on different streams.
     """
-
-    # PyTorch reads these from a group's backend, here the group itself. If the first were False,
-    # dist.split_group() would raise, and init_process_group() would not connect a given device_id.
-    supports_splitting = True
-    supports_coalescing = True
-    supports_time_estimate = False
-    supports_shrinking = False
-    supports_reconfigure = False
-    supports_window = False
-    supports_tensor_alloc = False
-    # Some versions of PyTorch before 2.14 read it in dist.split_group(). KCCL has no options.
-    options = None
 
     def __init__(
         self,

@@ -288,6 +288,10 @@ class Messages:
         """Sets how long messages wait for each other's ranks from now on."""
         self.comm.timeout = seconds
 
+    def check(self) -> None:
+        """Raises the error of a message that is known to have failed."""
+        self.comm.check()
+
     def abort(self) -> None:
         """Makes all ranks' waits fail."""
         self.comm.abort()
