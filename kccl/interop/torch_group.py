@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ..base.errors import Error, WaitFailed
 from ..comm import Communicator
-from . import torch_collectives
+from . import torch_collectives, torch_profile
 from .torch_calls import is_async, only
 from .torch_communicators import Communicators
 from .torch_dynamo import untraced
@@ -208,15 +208,18 @@ class ProcessGroup(Offers, dist.ProcessGroup):
         """
         device = self._device_of_barrier(opts)
         comm = self._comms.of.get(device.type) or self._comms.open(device)
-        if device.type == "cpu":
-            return self._on_host(comm, [], opts, lambda comm: comm.barrier())
-
-        device = self._comms.devices["cuda"]
+        device = self._comms.devices[device.type]
 
         def call(comm: Communicator) -> None:
-            comm.barrier(stream=torch.cuda.current_stream(device))
+            if device.type == "cpu":
+                comm.barrier()
+            else:
+                comm.barrier(stream=torch.cuda.current_stream(device))
 
-        return self._on_gpu(comm, device, call, [], [], opts, blocks_host=True)
+        made = torch_profile.recorded(call, "barrier") if torch_profile.is_on() else call
+        if device.type == "cpu":
+            return self._on_host(comm, [], opts, made)
+        return self._on_gpu(comm, device, made, [], [], opts, blocks_host=True)
 
     def _device_of_barrier(self, opts: Any) -> torch.device:
         ids = getattr(opts, "device_ids", None)
@@ -245,6 +248,8 @@ class ProcessGroup(Offers, dist.ProcessGroup):
         device = (inputs or results)[0].device
         kind = device.type
         comm = self._ready.get(kind) or self.communicator(device)
+        if torch_profile.is_on():
+            call = torch_profile.recorded(call)
         if kind == "cpu":
             return self._on_host(comm, results, opts, call)
         return self._on_gpu(comm, device, call, inputs, results, opts)
@@ -338,8 +343,11 @@ class ProcessGroup(Offers, dist.ProcessGroup):
         return self._begin([call])
 
     def _begin(self, calls: list[Call]) -> MessageWork:
+        start = self._comms.messages.start
+        if torch_profile.is_on():
+            start = torch_profile.recorded(start, torch_profile.name_of(calls, self.rank()))
         try:
-            return self._comms.messages.start(calls)
+            return start(calls)
         except Error as error:
             raise of_torch(error) from error
 

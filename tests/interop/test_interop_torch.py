@@ -66,6 +66,13 @@ doubled = dist.broadcast(x, 0, async_op=True).get_future().then(lambda done: don
 assert (doubled.wait() == 2 * total).all()
 work = dist.barrier(async_op=True)
 assert work.wait() and work.is_completed()
+with torch.autograd.profiler.profile() as trace:
+    dist.all_reduce(x, async_op=True).get_future().wait()
+    dist.barrier()
+    dist.recv(x, 1) if rank == 0 else dist.send(x, 0)
+names = {each.key for each in trace.key_averages()}
+message = "kccl:recv 0<-1" if rank == 0 else "kccl:send 1->0"
+assert {"kccl:all_reduce", "kccl:barrier", message} <= names, names
 
 dist.destroy_process_group()
 # It was made before the group was closed.
