@@ -19,8 +19,8 @@ A collective on the host with async_op=True runs beside the program, on a thread
 within wait() if that comes first. A wrong argument is an error of wait() then. The calls of a group
 run one after another, in the order in which they were made.
 
-DistributedDataParallel's hooks in C++ (_register_builtin_comm_hook) refuse futures of groups that
-are written in Python. Use those of torch.distributed.algorithms.ddp_comm_hooks.
+DistributedDataParallel's hook FP16_COMPRESS in C++ (_register_builtin_comm_hook) refuses futures of
+groups that are written in Python. Use those of torch.distributed.algorithms.ddp_comm_hooks.
 
 With tensors on the host, callbacks run on the group's thread, or within wait(), and may make calls
 and wait for them. With several buckets, or other calls meanwhile, ranks may then make their calls
