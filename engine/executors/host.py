@@ -14,7 +14,7 @@ import kccl
 from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..model.batches import Member
-from ..model.drafts import OFF, Drafts
+from ..model.drafts import HOST_PACE, OFF, Drafts
 from ..model.executor import BEGINNING, Place, Token, Traced
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
@@ -204,7 +204,7 @@ class HostExecutor:
             ids,
             task=lib.kKcclEngineGenerate,
             most_drafts=drafts.most,
-            adapts_drafts=drafts.adapts,
+            draft_pace=HOST_PACE.packed if drafts.adapts else 0,
             drafter=drafting.address if drafting else 0,
             drafter_context=drafting.context if drafting else 0,
             keep=drafting,

@@ -43,8 +43,9 @@ void Pace::learn(uint32_t num_drafts, uint32_t num_accepted) {
     drafts_ += num_drafts;
     accepted_ += num_accepted;
     if (drafts_ < trial_) return;
-    most_ = 8 * accepted_ >= 7 * drafts_ ? 7 : 3 * accepted_ >= 2 * drafts_ ? 3 : 1;
-    if (2 * accepted_ >= drafts_) {
+    const uint32_t accepted = kKcclEngineWhole * accepted_;
+    most_ = accepted >= seven_ * drafts_ ? 7 : accepted >= three_ * drafts_ ? 3 : first_;
+    if (accepted >= least_ * drafts_) {
         trial_ = kTrial;
         next_pause_ = kFirstPause;
     } else {
@@ -57,10 +58,10 @@ void Pace::learn(uint32_t num_drafts, uint32_t num_accepted) {
 
 void Drafts::begin(const KcclEngineRequest& request) {
     most_ = std::min<uint32_t>(request.most_drafts, kKcclEngineMaxDrafts);
-    adapts_ = request.adapts_drafts != 0;
+    adapts_ = request.draft_pace != 0;
     drafter_ = reinterpret_cast<KcclEngineDrafter>(request.drafter);
     context_ = reinterpret_cast<void*>(request.drafter_context);
-    pace_ = {};
+    pace_ = Pace(request.draft_pace);
 }
 
 uint32_t Drafts::propose(const int32_t* ids, uint32_t num_ids, uint32_t room, int32_t* drafts) {

@@ -16,15 +16,19 @@ uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* dr
 // that to the engine. The number follows from counts of drafts alone, never from times, so a
 // request takes the same passes each time.
 //
-// Passes begin with one draft. At least 8 drafts in a row are a trial. The share of them that was
-// accepted decides how many drafts each of the next passes has: 7 if it is at least 7/8, 3 if at
-// least 2/3, 1 if at least 1/2. Below that there are no drafts for 16 passes, and then a trial of 4
-// drafts follows. Each trial that fails doubles the pause, up to 256 passes. So even if all drafts
-// of an answer are wrong, only 20 of its first 260 passes have one. The shares are high because a
-// pass over several positions takes much longer where arithmetic bounds it, not memory
-// (bench/LOG.md).
+// At least 8 drafts in a row are a trial. The share of them that was accepted decides how many
+// drafts each of the next passes has: 7, 3, the first trial's number, or none. Without drafts there
+// are 16 passes, and then a trial of 4 drafts follows. Each trial that fails doubles the pause, up
+// to 256 passes. The shares are the backend's (model/drafts.py).
 class Pace {
   public:
+    // pace: KcclEngineDraftPace.
+    explicit Pace(uint32_t pace)
+        : first_(pace >> kKcclEngineFirstAt & 255),
+          seven_(pace >> kKcclEngineSevenAt & 255),
+          three_(pace >> kKcclEngineThreeAt & 255),
+          least_(pace >> kKcclEngineLeastAt & 255),
+          most_(first_) {}
     // Returns how many drafts the next pass has at most. Called once for each pass.
     uint32_t next();
     // Reports to the Pace how many drafts a pass had, and how many of them were accepted.
@@ -32,7 +36,8 @@ class Pace {
 
   private:
     static constexpr uint32_t kTrial = 8, kNextTrial = 4, kFirstPause = 16, kLongestPause = 256;
-    uint32_t most_ = 1;
+    uint32_t first_, seven_, three_, least_;
+    uint32_t most_;
     uint32_t trial_ = kTrial;             // how many drafts this trial has at least
     uint32_t drafts_ = 0, accepted_ = 0;  // in this trial so far
     uint32_t pause_ = 0;                  // how many passes without drafts still follow
@@ -52,10 +57,10 @@ class Drafts {
 
   private:
     uint32_t most_ = 0;
-    bool adapts_ = false;
+    bool adapts_ = false;  // whether pace_ decides
     KcclEngineDrafter drafter_ = nullptr;
     void* context_ = nullptr;
-    Pace pace_;
+    Pace pace_{0};
 };
 
 }  // namespace kccl::engine

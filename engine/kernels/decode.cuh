@@ -181,7 +181,7 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
     if constexpr (S::kSamples) begin_text(consumer);
     if constexpr (S::kColumns > 1) {
-        if (leads(block())) mem::store_plain(&shared.pace, Pace{});
+        if (leads(block())) mem::store_plain(&shared.pace, pace_of(task.draft_pace));
         consumer.end_columns(0, columns_of<S>(task, task.start));
     }
     for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn;

@@ -10,11 +10,13 @@ namespace kccl::decode {
 struct Pace {
     static constexpr uint32_t kTrial = 8, kNextTrial = 4, kFirstPause = 16, kLongestPause = 256;
 
-    uint32_t most = 1;
+    uint32_t pace = 0;  // KcclEngineDraftPace
+    uint32_t most = 0;
     uint32_t trial = kTrial;
     uint32_t drafts = 0, accepted = 0;
     uint32_t pause = 0, next_pause = kFirstPause;
 
+    KCCL_DECODE uint32_t part(uint32_t at) const { return pace >> at & 255; }
     KCCL_DECODE uint32_t next() {
         if (pause == 0) return most;
         --pause;
@@ -24,8 +26,11 @@ struct Pace {
         drafts += num_drafts;
         accepted += num_accepted;
         if (drafts < trial) return;
-        most = 8 * accepted >= 7 * drafts ? 7 : 3 * accepted >= 2 * drafts ? 3 : 1;
-        if (2 * accepted >= drafts) {
+        const uint32_t share = kKcclEngineWhole * accepted;
+        most = share >= part(kKcclEngineSevenAt) * drafts   ? 7
+               : share >= part(kKcclEngineThreeAt) * drafts ? 3
+                                                            : part(kKcclEngineFirstAt);
+        if (share >= part(kKcclEngineLeastAt) * drafts) {
             trial = kTrial;
             next_pause = kFirstPause;
         } else {
@@ -36,6 +41,14 @@ struct Pace {
         drafts = accepted = 0;
     }
 };
+
+// Returns the Pace of a request that begins. pace: the task's.
+KCCL_DECODE Pace pace_of(uint32_t pace) {
+    Pace begins = {};
+    begins.pace = pace;
+    begins.most = begins.part(kKcclEngineFirstAt);
+    return begins;
+}
 
 // In a kernel with one column this is empty.
 template <class S, bool HAS_COLUMNS = (S::kColumns > 1)>

@@ -162,7 +162,7 @@ KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uin
     }
     if (is_accepted) return;
     uint32_t room = makes_drafts ? room_for_drafts<S>(task, position + 1) : 0;
-    if (makes_drafts && task.adapts_drafts != 0) {
+    if (makes_drafts && task.draft_pace != 0) {
         Pace pace = mem::load_plain(&shared.pace);
         pace.learn(consumer.num_columns() - 1 - first, column - first + (is_draft ? 1u : 0));
         if (room != 0) room = least_of(room, pace.next());

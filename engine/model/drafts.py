@@ -1,6 +1,6 @@
 """Settings of drafts: guesses of an answer's next tokens, which one pass of the model checks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +19,40 @@ wrong id costs time, and changes no token."""
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How many drafts a pass has, by the share of the last drafts that were accepted, where a
+    request leaves that to the engine. host/drafts.h has the rule.
+
+    Attributes:
+        first: The drafts of a pass in the first trial, and in a trial behind a pause.
+        shares: Numbers of drafts, and the least share of each, in 24ths.
+        least: The least share for passes with drafts, in 24ths. Below it they pause.
+    """
+
+    first: int
+    shares: Mapping[int, int]
+    least: int
+
+    @property
+    def packed(self) -> int:
+        """Returns the pace in the form of KcclEngineDraftPace."""
+        never = lib.kKcclEngineWhole + 1
+        packed: int = self.first << lib.kKcclEngineFirstAt
+        packed |= self.shares.get(7, never) << lib.kKcclEngineSevenAt
+        packed |= self.shares.get(3, never) << lib.kKcclEngineThreeAt
+        packed |= self.least << lib.kKcclEngineLeastAt
+        return packed
+
+
+HOST_PACE = Pace(first=1, shares={7: 21, 3: 16}, least=12)
+"""On the host arithmetic bounds a pass over several positions. A draft costs 0.3 to 0.6 of a token
+there (bench/LOG.md), so few drafts pay."""
+GPU_PACE = Pace(first=3, shares={3: 4}, least=4)
+"""On a GPU a pass with three drafts takes 1.20 to 1.49 times as long as one without drafts in the
+same kernel (bench/LOG.md). So it pays from half an accepted draft a pass on."""
+
+
+@dataclass(frozen=True)
 class Drafts:
     """How drafts are made.
 
@@ -30,10 +64,10 @@ class Drafts:
     Attributes:
         most: The most drafts of a pass. 0 means none.
         adapts: Whether the number of drafts depends on the share of the last drafts that were
-            accepted. From 7/8 on a pass has 7 drafts, from 2/3 on 3, from 1/2 on 1, else none; at
-            most `most`, and on a GPU at most 3. Times play no part, so equal requests take equal
-            passes. If no draft is ever right, 20 of an answer's first 260 passes try one. These
-            shares suit the host. On a GPU a draft costs more, and so does a pass without one.
+            accepted. On the host a pass has 7 drafts from 7/8 on, 3 from 2/3 on, 1 from 1/2 on,
+            else none; on a GPU 3 from 1/6 on, else none; at most `most`. Times play no part, so
+            equal requests take equal passes. If no draft is ever right, few passes try one: on the
+            host 20 of an answer's first 260.
         drafter: The function that makes the drafts. None: drafts are copied from where the same ids
             stood earlier in the text. Only backend "host" calls a drafter. Only it makes drafts for
             a request with a grammar: on a GPU such a request has none, whatever `most` is. In a job

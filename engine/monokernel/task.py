@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..base.core import ffi, lib
+from ..model.drafts import GPU_PACE, Drafts
 from ..model.ops import layer_of
 from ..model.program import Program
 from ..model.structs import rule_of
@@ -72,8 +73,14 @@ def begin(task: Any, mailbox: Any) -> None:
     task.uses = mailbox.uses & ~(1 | 1 << _USES_BITS) | bits
     task.number += 1
     task.max_tokens = task.only_reads = task.traced = 0
-    task.most_drafts = task.adapts_drafts = 0
+    task.most_drafts = task.draft_pace = 0
     task.logits = NO_LOGITS
+
+
+def give_drafts(task: Any, drafts: Drafts) -> None:
+    """Tells the kernel how a request makes drafts."""
+    task.most_drafts = drafts.most
+    task.draft_pace = GPU_PACE.packed if drafts.adapts else 0
 
 
 def layers(program: Program) -> bytes:

@@ -12,15 +12,16 @@ from test_monokernel import CONTEXT, MERGING, SMALL, TUNING, kernels
 
 import kccl
 from kccl.engine import Engine, Grammar
-from kccl.engine.executors import device
+from kccl.engine.executors import device, host
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import MODELS, RandomSource, random_checkpoint
 from kccl.engine.formats.base import Stored
-from kccl.engine.model.drafts import OFF, Drafts
+from kccl.engine.model.drafts import GPU_PACE, HOST_PACE, OFF, Drafts, Pace
 from kccl.engine.model.executor import Token
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
+from kccl.engine.monokernel import task as structs
 from kccl.engine.monokernel.compiled import Kernels, used_drafts
 from kccl.engine.monokernel.limits import most_drafts
 from kccl.engine.monokernel.shape import Tuning
@@ -151,9 +152,10 @@ def test_likeliest_tokens_are_those_without_drafts(model, columns, ranks, how):
 
 
 @pytest.mark.long
-def test_drafts_and_ends_are_those_of_the_host():
+def test_drafts_and_ends_are_those_of_the_host(monkeypatch):
     (whole,) = answers("tiny-llama", 3, [(OFF, GREEDY)])
     stop = whole[17].id
+    monkeypatch.setattr(structs, "GPU_PACE", HOST_PACE)
     asked = [
         (Drafts(2), GREEDY),
         (Drafts(2, adapts=True), GREEDY),
@@ -166,6 +168,12 @@ def test_drafts_and_ends_are_those_of_the_host():
     with Engine(checkpoint("tiny-llama"), blocks=1, context=CONTEXT) as engine:
         for (drafts, given), tokens in zip(asked, found, strict=True):
             on_host = tokens_of(engine, drafts, PROMPT, **given)
+            assert [*map(passes, tokens)] == [*map(passes, on_host)]
+        for pace in (GPU_PACE, Pace(first=1, shares={3: 9}, least=2)):
+            monkeypatch.setattr(structs, "GPU_PACE", pace)
+            monkeypatch.setattr(host, "HOST_PACE", pace)
+            (tokens,) = answers("tiny-llama", 3, [(Drafts(2, adapts=True), GREEDY)])
+            on_host = tokens_of(engine, Drafts(2, adapts=True), PROMPT, **GREEDY)
             assert [*map(passes, tokens)] == [*map(passes, on_host)]
 
 
