@@ -348,7 +348,7 @@ class DeviceExecutor:
     def _set_sampling(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> None:
         """Puts into the task the settings with which the kernel chooses tokens."""
         self._decoder = self._kernels.get(self._variant, **self._form(params, drafts, overlaps))
-        structs.give_drafts(self._task, drafts)
+        structs.give_drafts(self._task, self._arena, drafts, self.context)
         self._loaded.choices.give_to(self._task, params)
 
     def _run_ids(

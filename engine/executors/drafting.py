@@ -67,6 +67,18 @@ def is_drafting(executors: Sequence[object]) -> bool:
     return mine is not None and any(each is mine for each in executors)
 
 
+def predicting(num_prompt: int, prediction: Sequence[int]) -> Drafter:
+    """Returns a drafter that has predicted the answer on a prompt of so many ids
+    (Drafts.prediction).
+    """
+
+    def draft(ids: list[int], most: int) -> Sequence[int]:
+        at = len(ids) - num_prompt
+        return prediction[at : at + most]
+
+    return draft
+
+
 class Drafting:
     """Calls one request's drafter, and keeps what it raises.
 

@@ -23,7 +23,7 @@ from ..model.sample import SamplingParams
 from ..model.structs import rule_of
 from ..model.timeline import Stamps
 from ..model.variant import USUAL, Variant
-from .drafting import Drafting
+from .drafting import Drafting, predicting
 from .host_requests import LOOK_NS, HostMember, fields_of, request_of, token_of
 from .packing import (
     PANELS_AT_ONCE,
@@ -197,9 +197,10 @@ class HostExecutor:
     ) -> None:
         """See Executor."""
         drafts, drafting = self.drafts, None
+        drafter = predicting(len(ids), drafts.prediction) if drafts.prediction else drafts.drafter
         # Rank 0 makes the drafts for all ranks. So the others have no drafter.
-        if drafts.drafter is not None and self._rank == 0:
-            drafting = Drafting(drafts.drafter, self.program.config.vocab_size, self)
+        if drafter is not None and self._rank == 0:
+            drafting = Drafting(drafter, self.program.config.vocab_size, self)
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,
@@ -222,7 +223,8 @@ class HostExecutor:
     def join(self, ids: Sequence[int], params: SamplingParams, place: Place) -> Member:
         """See BatchExecutor."""
         fields = fields_of(params) | {"task": lib.kKcclEngineGenerate}
-        fields |= {"most_drafts": self.drafts.most, "adapts_drafts": self.drafts.adapts}
+        pace = HOST_PACE.packed if self.drafts.adapts else 0
+        fields |= {"most_drafts": self.drafts.most, "draft_pace": pace}
         asked = request_of(ids, place, params.stop_ids, params.biases, fields)
         return HostMember(self._in_use, self._check, *asked)
 

@@ -115,10 +115,12 @@ class Runner:
 
         Raises:
             InvalidArgument: The engine is closed or answers another request, the ranks make
-                different requests, or the grammar is too complex.
+                different requests, the grammar is too complex, or drafts predict an id that the
+                model does not have.
             EndedElsewhere: The request was cancelled.
             kccl.Error: The logits are not finite; or a rank was lost.
         """
+        self.drafts.check_ids(self.program.config.vocab_size)
         length = min(len(ids) + params.max_tokens, self.context)
         # Requests of different kinds do not share cached keys. The kind includes Program.reach(),
         # because requests of another reach rotate keys by other frequencies.

@@ -2,7 +2,8 @@
 // token. A draft counts as a token only if it equals the token that is chosen for its place
 // (finish.cuh), so drafts change how long an answer takes, and never its tokens.
 //
-// Drafts are copied from where the text had the same ids before, as repeat() in host/drafts.cpp
+// If the host has predicted the text (Task.num_predicted), drafts are its ids at their places. Else
+// drafts are copied from where the text had the same ids before, as repeat() in host/drafts.cpp
 // does. All blocks of all ranks search the same text, so they propose the same drafts and need no
 // exchange for it.
 //
@@ -66,12 +67,30 @@ KCCL_DECODE uint32_t best_place(const ConsumerWarp<S>& consumer, const Text<S>& 
 }
 static_assert(kMostAlike < 1u << (32 - kPlaceBits), "a place has both");
 
+// Proposes the ids that are predicted behind a text of num_ids ids. Called by one warp.
+template <class S>
+KCCL_DECODE void propose_predicted(ConsumerWarp<S>& consumer, uint32_t num_ids, uint32_t room) {
+    const Task& task = consumer.task();
+    if (num_ids >= task.num_predicted) return;
+    const uint32_t num = least_of(room, task.num_predicted - num_ids), i = consumer.thread();
+    const auto* const predicted = reinterpret_cast<const int32_t*>(task.ids) + S::kContext;
+    if (i < num) {
+        mem::store_plain(&consumer.shared().drafts[i + 1],
+                         mem::load_plain(predicted + num_ids + i));
+    }
+    if (leads(warp())) mem::store_plain(&consumer.shared().num_columns, 1 + num);
+}
+
 // Proposes at most `room` drafts for the next token step, and writes them and its number of columns
 // into shared memory. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
 KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_t room) {
     static_assert(S::kContext < 1u << kPlaceBits, "a place has room");
     Shared<S>& shared = consumer.shared();
+    if (consumer.task().num_predicted != 0) {
+        if (consumer.warp_index() == 0) propose_predicted(consumer, text.num(), room);
+        return consumer.meet();
+    }
     uint32_t best = best_place(consumer, text);
     KCCL_UNROLL
     for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {

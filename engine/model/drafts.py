@@ -1,6 +1,6 @@
 """Settings of drafts: guesses of an answer's next tokens, which one pass of the model checks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,6 +11,9 @@ from ..base.scalars import as_integer
 
 MOST_DRAFTS: int = lib.kKcclEngineMaxDrafts
 """The most drafts that a pass checks."""
+
+MOST_IDS = 1 << 31
+"""Ids are below this: they are numbers of 32 bits with a sign."""
 
 Drafter: TypeAlias = Callable[[list[int], int], Sequence[int]]
 """A function that proposes the next ids of a text. Its arguments are all ids so far, of prompt and
@@ -76,14 +79,19 @@ class Drafts:
             KCCL_TIMEOUT. It cannot close its engine. If it raises, the request raises the same
             error, and other processes' requests raise EndedElsewhere. No automatic garbage
             collection begins while it runs.
+        prediction: The ids that the answer is expected to have, from its first one on. Where it is
+            not empty, drafts are its ids at their places. So behind a token that it does not have,
+            they are right again only if the answer goes on as it does. All backends take it.
 
     Raises:
-        InvalidArgument: `most` is out of range, `adapts` is no bool, or `drafter` is no function.
+        InvalidArgument: `most` is out of range, `adapts` is no bool, `drafter` is no function, a
+            prediction is no sequence of ids, or there are a drafter and a prediction.
     """
 
     most: int = MOST_DRAFTS
     adapts: bool = False
     drafter: Drafter | None = None
+    prediction: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         most = as_integer(self.most)
@@ -96,13 +104,31 @@ class Drafts:
             raise kccl.InvalidArgument(
                 f"drafter is {self.drafter!r:.60}, must be a function or None"
             )
+        object.__setattr__(self, "prediction", self._predicted())
+        if self.drafter is not None and self.prediction:
+            raise kccl.InvalidArgument("drafts have a drafter and a prediction: leave out one")
+
+    def _predicted(self) -> tuple[int, ...]:
+        given = self.prediction
+        found = [as_integer(each) for each in given] if isinstance(given, Iterable) else [None]
+        ids = tuple(each for each in found if each is not None and 0 <= each < MOST_IDS)
+        if len(ids) != len(found):
+            raise kccl.InvalidArgument(f"prediction is {given!r:.60}, must be a sequence of ids")
+        return ids
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Raises InvalidArgument if the prediction has an id that the model does not have."""
+        if self.prediction and max(self.prediction) >= vocab_size:
+            raise kccl.InvalidArgument(
+                f"prediction has id {max(self.prediction)}, must be below {vocab_size}"
+            )
 
     @property
-    def of_all_ranks(self) -> tuple[int, bool, bool]:
+    def of_all_ranks(self) -> tuple[int, bool, bool, list[int]]:
         """Returns what must be equal on all ranks. Of the drafter this is only whether there is
         one, because each rank has a different object.
         """
-        return self.most, self.adapts, self.drafter is not None
+        return self.most, self.adapts, self.drafter is not None, [*self.prediction]
 
 
 OFF = Drafts(0)

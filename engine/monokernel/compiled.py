@@ -2,6 +2,8 @@
 other variants and requests.
 """
 
+from dataclasses import replace
+
 import kccl
 
 from ..model.drafts import OFF, Drafts
@@ -156,4 +158,4 @@ def used_drafts(drafts: Drafts, params: SamplingParams, columns: int) -> Drafts:
     check_drafts(drafts, columns)
     if drafts.most == 0 or params.grammar is not None:
         return OFF
-    return Drafts(min(drafts.most, columns - 1), drafts.adapts)
+    return replace(drafts, most=min(drafts.most, columns - 1))

@@ -174,7 +174,8 @@ def load(
     for each, address in enumerate(arena.shared(exchange_buffer_bytes)):
         task.exchange_buffers[each] = address
     logits = arena.shared(4 * SCORED_AT_ONCE * c.vocab_size)
-    task.ids = arena.allocate(4 * context)
+    # Behind the ids there is room for those that drafts predict.
+    task.ids = arena.allocate((8 if columns > 1 else 4) * context)
     task.mailbox = arena.on_host(MAILBOX_BYTES)
     mailbox = mailbox_at(task.mailbox)
     choices = Choices(task, mailbox, program, comm, arena, context, columns)

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import numpy as np
+
 from ..base.core import ffi, lib
 from ..model.drafts import GPU_PACE, Drafts
 from ..model.ops import layer_of
 from ..model.program import Program
 from ..model.structs import rule_of
+from .memory import Arena
 
 TOKEN_BYTES: int = ffi.sizeof("KcclDecodeToken")
 MAILBOX_BYTES: int = ffi.sizeof("KcclDecodeMailbox")
@@ -73,14 +76,18 @@ def begin(task: Any, mailbox: Any) -> None:
     task.uses = mailbox.uses & ~(1 | 1 << _USES_BITS) | bits
     task.number += 1
     task.max_tokens = task.only_reads = task.traced = 0
-    task.most_drafts = task.draft_pace = 0
+    task.most_drafts = task.draft_pace = task.num_predicted = 0
     task.logits = NO_LOGITS
 
 
-def give_drafts(task: Any, drafts: Drafts) -> None:
-    """Tells the kernel how a request makes drafts."""
+def give_drafts(task: Any, arena: Arena, drafts: Drafts, context: int) -> None:
+    """Tells the kernel how a request makes drafts. `task` has its ids already."""
     task.most_drafts = drafts.most
     task.draft_pace = GPU_PACE.packed if drafts.adapts else 0
+    some = drafts.prediction[: context - task.num_ids]
+    if drafts.most and some:
+        arena.write(task.ids + 4 * (context + task.num_ids), np.asarray(some, np.int32))
+        task.num_predicted = task.num_ids + len(some)
 
 
 def layers(program: Program) -> bytes:

@@ -89,11 +89,20 @@ def test_a_drafter_that_fails_fails_the_request(llama, drafter, error, message):
     assert told(tokens_of(llama, OFF, PROMPT, **GREEDY, logprobs=True)) == told(plain)
 
 
-@pytest.mark.parametrize("fields", [{"most": 8}, {"adapts": 1}, {"drafter": 5}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{"most": 8}, {"adapts": 1}, {"drafter": 5}, {"prediction": 5}, {"prediction": [1, -1]}],
+    ids=str,
+)
 def test_wrong_fields_are_refused(fields):
     ((name, _),) = fields.items()
     with pytest.raises(kccl.InvalidArgument, match=f"^{name.replace('most', 'drafts')} is "):
         Drafts(**fields)
+
+
+def test_predicted_ids_that_the_model_does_not_have_are_refused(llama):
+    with pytest.raises(kccl.InvalidArgument, match=r"prediction has id 1000000, must be below \d"):
+        tokens_of(llama, Drafts(prediction=[1, 10**6]), PROMPT, **GREEDY)
 
 
 # ---- What it does to its thread ----------------------------------------------------------------

@@ -79,6 +79,8 @@ def test_answers_are_those_without_drafts(engine, how):
         Drafts(adapts=True),
         Drafts(drafter=knows(PROMPT, ids)),
         Drafts(5, drafter=some),
+        Drafts(prediction=ids),
+        Drafts(3, prediction=[each + (i % 6 == 2) for i, each in enumerate(ids[:25])]),
         Drafts(4, drafter=nonsense),
         Drafts(drafter=lambda ids, most: []),
         Drafts(drafter=lambda ids, most: iter(nonsense(ids, most))),

@@ -1,5 +1,6 @@
 """Drafts in the monokernel, simulated: the tokens without drafts, in fewer token steps."""
 
+from collections.abc import Container
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drafting import tokens_of, told
-from long import hunted
+from long import hunted, long_after
 from test_monokernel import CONTEXT, MERGING, SMALL, TUNING, kernels
 
 import kccl
@@ -169,12 +170,38 @@ def test_drafts_and_ends_are_those_of_the_host(monkeypatch):
         for (drafts, given), tokens in zip(asked, found, strict=True):
             on_host = tokens_of(engine, drafts, PROMPT, **given)
             assert [*map(passes, tokens)] == [*map(passes, on_host)]
+        plain = [each.id for each in found[0]]
+        # A trial that fails, one that is right, and one with a wrong draft.
+        drafts = Drafts(2, adapts=True, prediction=predicted(plain, {*range(7), 20}))
         for pace in (GPU_PACE, Pace(first=1, shares={3: 9}, least=2)):
             monkeypatch.setattr(structs, "GPU_PACE", pace)
             monkeypatch.setattr(host, "HOST_PACE", pace)
-            (tokens,) = answers("tiny-llama", 3, [(Drafts(2, adapts=True), GREEDY)])
-            on_host = tokens_of(engine, Drafts(2, adapts=True), PROMPT, **GREEDY)
+            (tokens,) = answers("tiny-llama", 3, [(drafts, GREEDY)])
+            on_host = tokens_of(engine, drafts, PROMPT, **GREEDY)
             assert [*map(passes, tokens)] == [*map(passes, on_host)]
+
+
+def predicted(ids: list[int], errors: Container[int] = ()) -> list[int]:
+    """An answer's ids, with those whose numbers are in `errors` changed."""
+    return [(each + 1) % LIKELY if i in errors else each for i, each in enumerate(ids)]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "num"),
+    long_after(1, [("tiny-llama", 1, 9), ("tiny-llama", 2, NEW), ("tiny-laneformer", 4, NEW)]),
+)
+def test_predicted_ids_are_drafts_as_on_the_host(model, ranks, num):
+    given = GREEDY | {"max_tokens": num}
+    with Engine(checkpoint(model), blocks=1, context=CONTEXT) as engine:
+        plain = tokens_of(engine, OFF, PROMPT, **given)
+        # One is wrong, and the prediction ends before the answer does.
+        prediction = predicted([each.id for each in plain], {4})[: num - 2]
+        drafts = Drafts(2, prediction=prediction)
+        on_host = tokens_of(engine, drafts, PROMPT, **given)
+    accepted, rejected = check(plain, on_host)
+    assert accepted > 2 and rejected > 0
+    (tokens,) = answers(model, 3, [(drafts, given)], ranks)
+    assert [*map(passes, tokens)] == [*map(passes, on_host)]
 
 
 @pytest.mark.long
@@ -234,6 +261,16 @@ BUGS = {
         "i < old_ ? ids_ + i : tokens_ + (i - position_ - 1)",
         "i < num_ ? ids_ + i : tokens_ + (i - position_ - 1)",
     ),
+    "predicted ids of one place later": (
+        "drafts.cuh",
+        "mem::load_plain(predicted + num_ids + i)",
+        "mem::load_plain(predicted + num_ids + i + 1)",
+    ),
+    "predicted ids for which there is no room": (
+        "drafts.cuh",
+        "least_of(room, task.num_predicted - num_ids)",
+        "task.num_predicted - num_ids",
+    ),
     "the collecting warp does not wait for the number of columns": (
         "collect.cuh",
         "!mem::has_completed_now(&shared.begun, begun_parity)",
@@ -251,10 +288,15 @@ def test_the_simulator_finds_planted_bugs(bug, kernels):
     asked = [(Drafts(2), SAMPLED), (OFF, SAMPLED)]
     found, plain = answers("tiny-laneformer", 3, asked, seed=0)
     assert told(found) == told(plain)
+    # A prediction that ends before the answer does: two passes have two drafts.
+    ids = [each.id for each in plain]
+    asked.append((Drafts(2, prediction=ids[:6]), SAMPLED | {"max_tokens": 9}))
     (kernels / name).write_text(text.replace(right, wrong))
     for seed in range(24):
         try:
-            found, plain = answers("tiny-laneformer", 3, asked, seed=seed)
+            found, plain, known = answers("tiny-laneformer", 3, asked, seed=seed)
+            assert [each.id for each in known] == ids[:9]
+            assert sum(each.is_draft for each in known) == 4
         except (kccl.CompileError, kccl.InvalidArgument):
             raise
         except (kccl.Error, AssertionError):
