@@ -186,6 +186,12 @@ struct Slots {
         return column == 0 ? slot : kFurther + (column - 1) * kControlWords + slot;
     }
 
+    // Tells whether a slot, of any column, has a part of a vector and no control word.
+    KCCL_DECODE static bool is_vector(uint32_t slot) {
+        if (S::kColumns > 1 && slot >= kFurther) slot = (slot - kFurther) % kControlWords;
+        return slot < kEnds;
+    }
+
     KCCL_DECODE static uint32_t residual(uint32_t module, uint32_t residual) {
         return kResiduals + (module * S::kNumResiduals + residual) * kVector;
     }

@@ -50,9 +50,10 @@ class Waiter {
         const auto* const buffer =
             reinterpret_cast<const mem::Packet*>(task_.exchange_buffers[comm_.rank]);
         // A kernel without exchanges (to measure what they cost) polls once, and takes whatever it
-        // finds. Its threads still end that turn of the loop together.
+        // finds. Its threads still end that turn of the loop together: they may wait for different
+        // columns, but all of them for vectors, or all for control words.
         const bool takes_any =
-            (S::kAblated & kKcclDecodeNoExchanges) != 0 && slots[0] < Slots<S>::kEnds;
+            (S::kAblated & kKcclDecodeNoExchanges) != 0 && Slots<S>::is_vector(slots[0]);
         // With SCOUTS, if threads want several float4s, only the warp's first thread polls at
         // first, for its first float4. When that has come, all threads poll, which takes one more
         // trip to the L2 cache. But all blocks of the device wait at the same time, and more polls
