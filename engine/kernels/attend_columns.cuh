@@ -25,6 +25,8 @@ class ColumnsAttention {
     // The queries that share a tile in registers.
     static constexpr uint32_t kQueries = kTogether * kHeads;
     using OwnKvStrand = KvStrand<S, kQueries>;
+    // Of how many columns a warp waits for keys and values at the same time.
+    static constexpr uint32_t kAppended = least_of(S::kColumns, 4u);
     static_assert(sizeof(KvStrandArea<kQueries>) <= S::kColumns * Dims::kMostSums * sizeof(Float4),
                   "fits");
 
@@ -48,12 +50,8 @@ class ColumnsAttention {
         if (warp_index < Dims::kKvStrandsPerSplit) {
             prefetch(first_tile(warp_index));
 #pragma unroll 1
-            for (uint32_t column = 0; column < consumer_.num_columns(); ++column) {
-                const uint32_t kv_strand = own_kv_strand(column);
-                if (kv_strand >= Dims::kKvStrandsPerSplit || kv_strand % S::kWarps != warp_index) {
-                    continue;
-                }
-                append_column(column);
+            for (uint32_t first = 0; first < consumer_.num_columns(); first += kAppended) {
+                append_columns(first);
             }
             // The warp meets in stage_queries(), so all of its threads then find these keys and
             // values.
@@ -145,15 +143,40 @@ class ColumnsAttention {
         return four;
     }
 
-    // Waits for a column's key and value, and writes them into the cache.
-    KCCL_DECODE void append_column(uint32_t column) {
-        const uint32_t slots[] = {slot_of(key_head(), column), slot_of(value_head(), column)};
-        Float4 heads[2];
-        consumer_.template await<mem::Scope::kDevice>(slots, has_float4() ? 3u : 0,
-                                                      consumer_.tag(column), heads);
+    // Writes the keys and values of kAppended columns from `first` on into the cache, as far as
+    // they belong to this warp's KV strands. Waits for all of them at the same time: most often one
+    // warp has all, because neighbouring positions share a tile.
+    KCCL_DECODE void append_columns(uint32_t first) {
+        uint32_t slots[2 * kAppended], mine = 0, wanted = 0;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kAppended; ++i) {
+            const uint32_t column = first + i, kv_strand = own_kv_strand(column);
+            const bool is_mine = column < consumer_.num_columns() &&
+                                 kv_strand < Dims::kKvStrandsPerSplit &&
+                                 kv_strand % S::kWarps == consumer_.warp_index();
+            mine |= is_mine ? 1u << i : 0;
+            wanted |= is_mine && has_float4() ? 3u << 2 * i : 0;
+            slots[2 * i] = slot_of(key_head(), column);
+            slots[2 * i + 1] = slot_of(value_head(), column);
+        }
+        if (mine == 0) return;
+        Float4 heads[2 * kAppended];
+        consumer_.template await<mem::Scope::kDevice>(
+            slots, wanted, consumer_.template tags<2>(first), heads, 0, (mine & 1u) != 0);
+#pragma unroll 1
+        for (uint32_t column = first; mine != 0; ++column, mine >>= 1) {
+            if ((mine & 1u) != 0) append_column(column, heads[0], heads[1]);
+            // The loop is not unrolled, so its code is short, and heads stay in registers.
+            KCCL_UNROLL
+            for (uint32_t i = 2; i < 2 * kAppended; ++i) heads[i - 2] = heads[i];
+        }
+    }
+
+    // Writes a column's key and value into the cache.
+    KCCL_DECODE void append_column(uint32_t column, const Float4& key, const Float4& value) {
         const uint32_t position = position_ + column;
         append<S>(consumer_.task(), consumer_.comm().rank, tile_at(position / kTileRows), position,
-                  turned_at(heads[0], column, true), heads[1],
+                  turned_at(key, column, true), value,
                   column != 0 && position >= consumer_.task().num_ids);
     }
 

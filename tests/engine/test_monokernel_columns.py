@@ -138,10 +138,15 @@ BUGS = {
         "return tag(kHasOwnUse && column == 0 ? kMergedUse : column);",
         "return tag(column);",
     ),
+    "all columns of a warp append the first one's key": (
+        "attend_columns.cuh",
+        "heads[i - 2] = heads[i];",
+        "heads[i - 2] = heads[i - 2];",
+    ),
     "the last column's keys are lost": (
         "attend_columns.cuh",
-        "                append_column(column);\n",
-        "                if (column + 1 < consumer_.num_columns()) append_column(column);\n",
+        "if ((mine & 1u) != 0) append_column(",
+        "if ((mine & 1u) != 0 && column + 1 < consumer_.num_columns()) append_column(",
     ),
     "squares of one column for all": (
         "vectors.cuh",

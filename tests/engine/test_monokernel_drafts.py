@@ -222,14 +222,14 @@ def passes(token: Token) -> tuple[Any, ...]:
 BUGS = {
     "no token step writes the keys of its first position": (
         "attend_columns.cuh",
-        "                append_column(column);\n",
-        "                if (column != 0 || position_ < consumer_.task().num_ids)\n"
-        "                    append_column(column);\n",
+        "if ((mine & 1u) != 0) append_column(",
+        "if ((mine & 1u) != 0 && (column != 0 || position_ < consumer_.task().num_ids))\n"
+        "                append_column(",
     ),
     "an accepted draft's keys are lost": (
         "attend_columns.cuh",
-        "                append_column(column);\n",
-        "                if (column == 0) append_column(column);\n",
+        "if ((mine & 1u) != 0) append_column(",
+        "if ((mine & 1u) != 0 && column == 0) append_column(",
     ),
     "an accepted draft is run again": (
         "finish.cuh",
