@@ -236,7 +236,8 @@ def check_slots(backend: str, slots: int, drafts: Drafts) -> None:
 
     Raises:
         InvalidArgument: It is out of range, the backend answers one at a time, or the drafts come
-            from a function in Python, which would hold up the other requests.
+            from a function in Python, which would hold up the other requests, or from a prediction,
+            which is one request's.
     """
     if not 1 <= slots <= MOST_REQUESTS:
         raise kccl.InvalidArgument(f"slots is {slots}, must be from 1 to {MOST_REQUESTS}")
@@ -247,8 +248,9 @@ def check_slots(backend: str, slots: int, drafts: Drafts) -> None:
             f"slots is {slots}, must be 1 on backend {backend!r}, whose kernel answers one request "
             "at a time while others wait in the queue; backend 'host' answers several"
         )
-    if drafts.drafter is not None:
-        raise kccl.InvalidArgument(f"slots is {slots}, must be 1 with a drafter in Python")
+    if drafts.drafter is not None or drafts.prediction:
+        given = "drafts of a prediction" if drafts.prediction else "a drafter in Python"
+        raise kccl.InvalidArgument(f"slots is {slots}, must be 1 with {given}")
 
 
 def check_ranks(ranks: int | None) -> None:
