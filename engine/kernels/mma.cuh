@@ -45,8 +45,8 @@
 //   Mma<T>::add_scaled(scaled, sums, scales)
 //                                   adds sums, times their rows' scales, to those in Scaled
 //   lane.totals(scaled, f)          as for sums
-//   lane.store_parts(sums, to)      stores the sums of row 0, kParts floats for each vector, in shared
-//                                   memory
+//   lane.store_parts(sums, to)      stores the sums of row 0, kParts floats for each vector, in
+//                                   shared memory
 //   Mma<T>::sums_of(from)           sums of which each row has those that store_parts() has stored
 //                                   of one vector, from there on, for the first vector
 #pragma once

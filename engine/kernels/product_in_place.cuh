@@ -114,8 +114,8 @@ class InPlaceMultiplier {
                                                              first / F::kStripTiles + i);
         }
     }
-    // Frees a stage, all of which is in registers, and loads the first part of the next one. Without
-    // overlap (S::kOverlaps) that is asked for before this stage's last part is multiplied.
+    // Frees a stage, all of which is in registers, and loads the first part of the next one.
+    // Without overlap (S::kOverlaps) that is asked for before this stage's last part is multiplied.
     KCCL_DECODE void let_go(bool is_last, Strip<F> (&ahead)[kStrips]) {
         consumer_.stamp_stage();
         consumer_.weights().has_copied();

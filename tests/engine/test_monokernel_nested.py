@@ -157,16 +157,27 @@ def test_ranks_stages_and_chunks_change_no_bit(which, ranks, changes):
     assert of_ranks == [tokens] * ranks
 
 
-# Text of formats/nested.cuh that is there once, and what takes its place.
+# A file of kernels/, its text that is there once, and what takes its place.
 BUGS = {
-    "minimums are added": ("half_at(block + 2) ^ kSign", "half_at(block + 2)"),
+    "minimums are added": (
+        "formats/nested.cuh",
+        "half_at(block + 2) ^ kSign",
+        "half_at(block + 2)",
+    ),
     "all scales of a strip are its first one": (
+        "formats/nested.cuh",
         "Unit::scaled(scales.factor, scales.scales, i)",
         "Unit::scaled(scales.factor, scales.scales, 0 * i)",
     ),
     "scales lie in the block's first columns": (
+        "formats/nested.cuh",
         "block + 4 + within / SCALED, has",
         "block + 4, has",
+    ),
+    "all minimums of a part have the sum of its first columns": (
+        "known_sums.cuh",
+        "first + Unit::kParts * i)",
+        "first + Unit::kParts * 0 * i)",
     ),
 }
 
@@ -175,8 +186,9 @@ BUGS = {
 def test_planted_bugs_are_found(bug, tmp_path, monkeypatch):
     folder = copy_kernels(tmp_path)
     monkeypatch.setattr(launching, "KERNELS", folder)
-    path = folder / "formats/nested.cuh"
-    (right, wrong), text = BUGS[bug], path.read_text()
+    name, right, wrong = BUGS[bug]
+    path = folder / name
+    text = path.read_text()
     assert text.count(right) == 1
     path.write_text(text.replace(right, wrong))
     found, _ = run(mixed("K"), tuning=TUNING, seed=0)

@@ -1,5 +1,5 @@
-// NVFP4: floats of 4 bits, e2m1, with a scale in e4m3 for 16 columns and an FP32 factor for COLUMNS.
-// The twin of formats/nvfp4.py.
+// NVFP4: floats of 4 bits, e2m1, with a scale in e4m3 for 16 columns and an FP32 factor for
+// COLUMNS. The twin of formats/nvfp4.py.
 //
 // FP16 holds each float times its scale exactly: 6 bits of mantissa, and nothing below 2^-10 or
 // above 2688. A tile has 16 columns, and so a scale for each row, behind its floats. Floats are

@@ -1,4 +1,4 @@
-// Products of two FP16 numbers at a time on NVIDIA GPUs (halves_exact.cuh says what the name means).
+// Products of two FP16 numbers at a time on NVIDIA GPUs. halves_exact.cuh says what the name means.
 #pragma once
 
 namespace kccl::decode {
