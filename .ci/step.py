@@ -3,9 +3,9 @@
     python3 .ci/step.py [--show] "compiling the core" "core compiled" COMMAND ...
 
 The line says what is being done and for how many seconds; at the end, what was done. What the
-command prints is shown if it fails. With --show its standard output is shown if it succeeds, too,
-and COLUMNS tells the command how wide the terminal is. Steps may run at the same time: one of them
-has the line, the others wait for it.
+command prints is shown if it fails. With --show its standard output is shown if it succeeds, too.
+COLUMNS then tells the command how wide the terminal is, for its tables, and longer lines are broken
+between words. Steps may run at the same time: one of them has the line, the others wait for it.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from contextlib import suppress
 from typing import IO
@@ -59,7 +60,8 @@ def main() -> int:
         what = args.done if code == 0 else f"FAILED: {args.doing}"
         _write(f"{_ERASE if is_terminal else ''}{what}, {time.monotonic() - began:.0f} s\n")
         if code or args.show:
-            _write(_text(out))
+            text = _text(out)
+            _write(_broken(text, int(env["COLUMNS"])) if args.show and is_terminal else text)
         if code:
             _write(_text(err))
     return code
@@ -77,6 +79,17 @@ def _has_line(lock: IO[str]) -> bool:
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
+
+
+def _broken(text: str, width: int) -> str:
+    """Returns the text with its long lines broken between words. Tables stay as they are."""
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    lines = text.split("\n")
+    return "\n".join(
+        wrapper.fill(line) if len(line) > width and line.isascii() else line for line in lines
+    )
 
 
 def _write(text: str) -> None:

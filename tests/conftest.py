@@ -53,6 +53,8 @@ def pytest_configure(config):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *_ENDS})
+    # readline tells the width of a terminal, or 80, to all that a pytest with workers starts.
+    os.environ.pop("COLUMNS", None)
     # Open MPI and zig end without it.
     os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
     plugins = [Limits()]

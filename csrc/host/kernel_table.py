@@ -116,6 +116,8 @@ def kernel_table(types: Iterable[Dtype] = dtypes.ALL) -> str:
             "namespace kccl::host {",
             "namespace {",
             "",
+            f"static_assert(kPayloadBytes == {PAYLOAD_BYTES});",
+            "",
             "constexpr ReducerTable all_reducers() {",
             "    ReducerTable table = {};",
             *(f"    table.at{at} = {reducer(dtype, op)};" for dtype, op, at in cases(types)),

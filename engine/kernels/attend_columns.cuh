@@ -25,7 +25,7 @@ class ColumnsAttention {
     // The queries that share a tile in registers.
     static constexpr uint32_t kQueries = kTogether * kHeads;
     using OwnKvStrand = KvStrand<S, kQueries>;
-    // Of how many columns a warp waits for keys and values at the same time.
+    // The number of columns whose keys and values a warp awaits at the same time.
     static constexpr uint32_t kAppended = least_of(S::kColumns, 4u);
     static_assert(sizeof(KvStrandArea<kQueries>) <= S::kColumns * Dims::kMostSums * sizeof(Float4),
                   "fits");

@@ -51,7 +51,7 @@ HOST_PACE = Pace(first=1, shares={7: 21, 3: 16}, least=12)
 """On the host arithmetic bounds a pass over several positions. A draft costs 0.3 to 0.6 of a token
 there (bench/LOG.md), so few drafts pay."""
 GPU_PACE = Pace(first=3, shares={3: 4}, least=4)
-"""On a GPU a pass with three drafts takes 1.20 to 1.49 times as long as one without drafts in the
+"""On a GPU a pass with three drafts takes 1.17 to 1.49 times as long as one without drafts in the
 same kernel (bench/LOG.md). So it pays from half an accepted draft a pass on."""
 
 

@@ -178,9 +178,10 @@ class Entry:
 _loaded: dict[Path, Code] = {}
 # File in the cache -> the code of a user's module, and its architecture.
 _modules: dict[Path, tuple[Code, str]] = {}
-# Device that has communicators -> the world sizes whose kernels it has loaded. _here has the device
-# of this thread's newest communicator.
-_served: dict[driver.Device, set[int]] = {}
+# Device that has communicators -> the world sizes whose kernels it has loaded, and whether those
+# that were not in the cache were compiled for it. _here has the device of this thread's newest
+# communicator.
+_served: dict[driver.Device, set[tuple[int, bool]]] = {}
 _here = threading.local()
 
 
@@ -223,15 +224,15 @@ def serve(device: driver.Device, world_size: int, which: str) -> None:
         BackendError, CompileError: A kernel cannot be compiled, or the driver refuses it.
     """
     _here.device = device
-    sizes = _served.setdefault(device, set())
+    served, compiles = _served.setdefault(device, set()), which == "all"
     with device.current():
         for code, arch in list(_modules.values()):
             if arch == device.arch:
                 code.load()
-        if which != "none" and world_size not in sizes:
-            for path in _ready(device.arch, world_size, compiles=which == "all"):
+        if which != "none" and not {(world_size, compiles), (world_size, True)} & served:
+            for path in _ready(device.arch, world_size, compiles=compiles):
                 _code_of(path).load()
-            sizes.add(world_size)
+            served.add((world_size, compiles))
 
 
 def _ready(arch: str, world_size: int, *, compiles: bool) -> list[Path]:

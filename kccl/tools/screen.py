@@ -96,21 +96,20 @@ def draws(out: "Console") -> bool:
 
 
 def say(out: "Console", text: str, style: str | None = None, hanging: int = 2) -> None:
-    """Prints lines. Wraps them, as fitted() does, only on a terminal or if COLUMNS is set, because
-    a file may be searched line by line.
+    """Prints lines. Wraps them, as fitted() does, only on a terminal, because a file may be
+    searched line by line.
     """
-    if out.is_terminal or _given_columns():
+    if out.is_terminal:
         text = _broken(text, out.width, hanging)
     out.print(text, style=style, soft_wrap=True)
 
 
 def fitted(text: str, file: IO[str], hanging: int = 0) -> str:
-    """Returns the text. If the file is a terminal, or COLUMNS is set, wraps each line between words
-    to that width.
+    """Returns the text. If the file is a terminal, wraps each line between words to its width.
 
     Continuation lines are indented by the line's own indent and `hanging` more.
     """
-    columns = columns_of(file) or _given_columns()
+    columns = columns_of(file)
     return text if columns is None else _broken(text, columns, hanging)
 
 

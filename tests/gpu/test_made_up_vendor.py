@@ -208,6 +208,20 @@ def test_what_calls_need_is_loaded_before_a_kernel_can_wait(toys, code, monkeypa
     library.load(later, "another architecture")
 
 
+def test_a_later_communicator_may_need_kernels_that_an_earlier_one_did_not(toys, monkeypatch):
+    """One between nodes compiles no kernels, one of as many ranks in a node does."""
+    compiled = []
+
+    def ready(arch, world_size, compiles):
+        compiled.append((world_size, compiles))
+        return []
+
+    monkeypatch.setattr(library, "_ready", ready)
+    for which in ("cached", "cached", "all", "all", "cached"):
+        library.serve(driver.device(1), 3, which)
+    assert compiled == [(3, False), (3, True)]
+
+
 def frees(toys, *memories):
     """Tells which of these addresses were freed."""
     freed = [address for name, address, _ in toys.made if name == "toyFree"]

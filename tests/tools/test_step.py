@@ -28,15 +28,18 @@ def test_show_prints_what_was_asked_for_and_no_warning():
     assert re.fullmatch(r"worked, \d+ s\nfigures\n", done.stdout)
 
 
-def test_show_tells_the_command_how_wide_the_terminal_is():
+def test_what_is_shown_fits_the_terminal():
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 47))
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    words = [*STEP, "--show", "working", "worked", "sh", "-c", 'echo "$COLUMNS wide"']
+    shows = 'echo "$COLUMNS wide, and words that do not fit into one line"'
+    words = [*STEP, "--show", "working", "worked", "sh", "-c", shows]
     assert (
         subprocess.run(words, stdin=terminal, stdout=terminal, env=env, timeout=60).returncode == 0
     )
-    assert "47 wide" in os.read(screen, 1 << 16).decode()
+    assert (
+        "47 wide, and words that do not fit into one\r\n  line" in os.read(screen, 1 << 16).decode()
+    )
     for file in (screen, terminal):
         os.close(file)
 

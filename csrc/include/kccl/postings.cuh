@@ -7,16 +7,16 @@
 //
 // Why a slot may be used again: a rank that posts call c has taken what it needs of the calls
 // before c. The slot of call c was that of call c - SLOTS. So it is free when every rank has posted
-// a call after call c - SLOTS. A rank checks this once in a batch of calls, for all of its calls, so
-// that it does not read the other ranks' cache lines in each call.
+// a call after call c - SLOTS. A rank checks this once in a batch of calls, for all of its calls,
+// so that it does not read the other ranks' cache lines in each call.
 #pragma once
 
 #include "mem.cuh"
 
 namespace kccl {
 
-// Where more ranks wait than there are cores, each gets a core in turn. The more calls a rank may be
-// ahead, the more calls it makes then.
+// Where more ranks wait than there are cores, each gets a core in turn. The more calls a rank may
+// be ahead, the more calls it makes then.
 constexpr uint64_t kPostingSlots = 512;
 // The length of a slot. It is an odd number of lines, so that the slots' first lines are in
 // different sets of a cache.

@@ -59,7 +59,7 @@ def scan_in_turn(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> Non
     most = POSTING_BYTES // size
     pieces = [(first, min(most, count - first)) for first in range(0, count, most)]
     own = widened(s, INPUT, count, dtype, wide)
-    # Of this rank and all lower ones, and of the lower ones alone.
+    # The sums of this rank and all lower ones, and those of the lower ones alone.
     sums, lower = s.temporary(count * size), s.temporary(count * size * peer)
     rows = s.temporary(2 * most * size)
 
@@ -71,7 +71,7 @@ def scan_in_turn(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> Non
         s.copy(own.at(first * size), rows.at(others * num * size), num * size)
         s.reduce(rows, sums.at(first * size), num, others + 1, **kind)
 
-    for step in range(len(pieces) + last):
+    for step in range(len(pieces) + last - 1):
         first, num = piece(step - s.rank)
         if s.rank == 0 and num:
             add(first, num, 0)
