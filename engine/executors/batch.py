@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.batches import BatchExecutor, Member
-from ..model.executor import Drafted, Place, Token
+from ..model.executor import Drafted, EndedElsewhere, Place, Token
 from ..model.sample import SamplingParams
 from .cancellation import Cancellation
 from .constrained import Constrained
@@ -72,17 +73,40 @@ class Batch:
             each.drafts = self.runner.drafts
             each.start_batch()
 
-    def join(self, ids: list[int], params: SamplingParams) -> tuple[Member, Place]:
+    def join(
+        self, ids: list[int], params: SamplingParams, cancellation: Cancellation
+    ) -> tuple[Member, Place]:
         """Adds a request, whose reach is that of those that run. Waits while something else runs,
         and while another request computes a prompt that begins alike: it is copied then.
 
         Raises:
+            EndedElsewhere: The request was cancelled while another one's prompt was computed.
             InvalidArgument: The engine is closed.
             kccl.Error: A rank was lost.
         """
         reach = self.reach(ids, params)
+        while (joined := self._join(ids, params, reach)) is None:
+            # Entered before the lock is taken: who cancels holds the cancellation's lock, and waits
+            # for this one. It spans the wait alone, so that who cancels never waits for a start.
+            with cancellation.of(self._wake), self._changed:
+                self._changed.wait_for(
+                    lambda: cancellation.is_asked or not self._is_computed(ids, reach)
+                )
+            if cancellation.is_asked:
+                raise EndedElsewhere
+        return joined
+
+    def _wake(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_computed(ids, reach))
+            self._changed.notify_all()
+
+    def _join(
+        self, ids: list[int], params: SamplingParams, reach: int
+    ) -> tuple[Member, Place] | None:
+        """Adds a request, or returns None if it must wait for another one's prompt."""
+        with self._changed:
+            if self._is_computed(ids, reach):
+                return None
             if self._running is None:
                 self.tell({"kind": "batch", "length": reach})
                 running = self._ranks.request(Wanted("batch", waits=True))
@@ -167,9 +191,10 @@ class Seat:
     ) -> Generator[Token, None, None]:
         """See Runner. The request always waits while something else runs."""
         batch, runner = self._batch, self._batch.runner
+        cancellation = cancellation or Cancellation()
         params = seeded(params)
         matcher = None if params.grammar is None else runner.matcher(params.grammar)
-        member, place = batch.join(ids, params)
+        member, place = batch.join(ids, params, cancellation)
         self.num_cached, self.drafted = place.num_cached, Drafted()
         runner.params, runner.num_cached, runner.drafted = params, self.num_cached, self.drafted
         generated: list[int] = []
@@ -178,7 +203,9 @@ class Seat:
             source = member.tokens()
             if matcher is not None:
                 source = Constrained([member], matcher, len(ids)).tokens()
-            with (cancellation or Cancellation()).of(member.cancel):
+            # Closing ends the thread that posts masks. It must not use the member once that has
+            # left: another request may be this member by then.
+            with closing(source), cancellation.of(member.cancel):
                 for token in spread(source):
                     if not generated:
                         # From now on other requests may copy what they share with the prompt.

@@ -29,7 +29,8 @@ class Constrained:
         self, executors: Sequence[Executor] | Sequence[Member], matcher: Matcher, first: int
     ) -> None:
         """Computes the first mask, which may take long. Must be called before the executors'
-        start().
+        start(), whose wait for the first mask has a limit. A batch's member has joined already. The
+        batch's passes leave it out until it has its mask.
 
         Args:
             executors: The executors of this process's ranks, or a request of a batch.

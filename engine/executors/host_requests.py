@@ -1,6 +1,6 @@
 """Requests and tokens as the host executor's C interface has them (host/api.inc)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -112,7 +112,7 @@ class HostMember:
             check()
             raise kccl.Error("the executor runs no batch that this request could join")
 
-    def tokens(self) -> Iterator[Token]:
+    def tokens(self) -> Generator[Token, None, None]:
         """See Member."""
         token = ffi.new("KcclEngineToken *")
         while True:

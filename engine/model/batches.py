@@ -1,22 +1,23 @@
 """The interface of executors that run several requests at the same time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.core import lib
 from .executor import Executor, Place, Token
 from .sample import SamplingParams
 
-MOST_REQUESTS = 8
+MOST_REQUESTS: int = lib.kKcclEngineMaxMembers
 """The most requests that run at the same time: a pass makes logits for so many positions."""
 
 
 class Member(Protocol):
     """A request of a batch. tokens(), post_mask() and cancel() are as an Executor's."""
 
-    def tokens(self) -> Iterator[Token]:
+    def tokens(self) -> Generator[Token, None, None]:
         """See Executor."""
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
@@ -27,7 +28,8 @@ class Member(Protocol):
 
     def leave(self) -> None:
         """Cancels the request, and waits until the executor does not work on it any more. Must be
-        called, once, for each request that has joined.
+        called, once, for each request that has joined. No other method may be called after it:
+        another request may have the same place in the executor by then.
         """
 
 

@@ -13,6 +13,8 @@ from test_rope import checkpoint_of
 
 import kccl
 from kccl.engine import Drafts, Engine, Grammar
+from kccl.engine.executors.batch import Batch
+from kccl.engine.executors.host_requests import HostMember
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.serving.jobs import Score
 from kccl.engine.serving.submission import CANCELLED, End
@@ -165,6 +167,68 @@ def test_a_grammar_holds_up_nobody(bundled, monkeypatch):
     assert masked.drafted.proposed == 0
 
 
+def test_nothing_uses_a_member_that_has_left(bundled, monkeypatch):
+    # The next request may be this member by then.
+    rule, calls = Grammar.regex("[ab]{10,20}"), []
+    text = bundled.generate(PROMPT, grammar=rule, max_tokens=40).text
+    tokens, cancel, leave = HostMember.tokens, HostMember.cancel, HostMember.leave
+
+    def read(self):
+        try:
+            yield from tokens(self)
+        finally:
+            calls.append("tokens")
+
+    def end(self):
+        calls.append("cancel")
+        cancel(self)
+
+    def go(self):
+        leave(self)
+        calls.append("leave")
+
+    monkeypatch.setattr(HostMember, "tokens", read)
+    monkeypatch.setattr(HostMember, "cancel", end)
+    monkeypatch.setattr(HostMember, "leave", go)
+    for stop in ((), (text[4:6],)):
+        calls.clear()
+        assert bundled.generate(PROMPT, grammar=rule, max_tokens=40, stop=stop).text in text
+        assert set(calls) == {"tokens", "cancel", "leave"}
+        assert calls.index("leave") == len(calls) - 1, calls
+
+
+def test_who_waits_for_a_prompt_can_be_cancelled(bundled, monkeypatch):
+    # The first mask, without which the prompt's request has no token, waits.
+    joined, waits, goes, seen = threading.Event(), threading.Event(), threading.Event(), []
+    first_mask, is_computed = Matcher.first_mask, Batch._is_computed
+
+    def late(self):
+        joined.set()
+        assert goes.wait(20)
+        return first_mask(self)
+
+    def look(self, *args):
+        found = is_computed(self, *args)
+        seen.extend([found] if found else [])
+        # The second look is that of the wait.
+        if len(seen) == 2:
+            waits.set()
+        return found
+
+    monkeypatch.setattr(Matcher, "first_mask", late)
+    monkeypatch.setattr(Batch, "_is_computed", look)
+    prompt = [*range(100, 164)]
+    first = bundled.submit(prompt, grammar=Grammar.regex("[ab]{3}"), max_tokens=8)
+    assert joined.wait(20)
+    second = bundled.submit(prompt, max_tokens=8)
+    assert waits.wait(20)
+    second.cancel()
+    assert list(second) == [] and second.end == End(CANCELLED)
+    assert first.end is None
+    goes.set()
+    assert len(list(first)) > 0
+
+
 def test_what_fails_fails_alone(bundled, monkeypatch):
     plain = bundled.generate(PROMPT, max_tokens=30).ids
     began, calls = time.monotonic(), []
@@ -193,6 +257,13 @@ def test_stop_strings_end_their_request_only(bundled):
 
 
 def test_close_ends_all():
+    def close(engine):
+        # As soon as the third request and the stream wait.
+        until = time.monotonic() + 30
+        while engine.sessions.num_waiting < 2 and time.monotonic() < until:
+            time.sleep(0.001)
+        engine.close()
+
     with Engine(random_checkpoint("tiny-llama", context=4096), blocks=1, slots=2) as engine:
         running = [engine.submit([1, 2], max_tokens=4000) for _ in range(3)]
         next(iter(running[0]))
@@ -200,9 +271,11 @@ def test_close_ends_all():
             assert engine.sessions.num_waiting >= 1
         assert waiting.end == End(CANCELLED)
         pieces = engine.stream([1, 2, 3], max_tokens=4000)
-        threading.Timer(0.5, engine.close).start()
+        closer = threading.Thread(target=close, args=(engine,))
+        closer.start()
         with pytest.raises(kccl.Error, match="closed"):
             list(pieces)
+        closer.join()
     assert [each.end for each in running] == [End(CANCELLED)] * 3
 
 
@@ -225,6 +298,7 @@ def test_lengths_that_rotate_otherwise_do_not_run_together():
         ({"slots": 9}, "slots is 9, must be from 1 to 8"),
         ({"slots": 2, "backend": "sim"}, "slots is 2, must be 1 on backend 'sim', whose kernel"),
         ({"slots": 2, "drafts": Drafts(drafter=lambda ids, most: [])}, "must be 1 with a drafter"),
+        ({"slots": 2, "drafts": Drafts(prediction=[1])}, "must be 1 with drafts of a prediction"),
     ],
 )
 def test_what_cannot_run_together_is_refused(how, error):
