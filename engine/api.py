@@ -109,7 +109,7 @@ class Engine(Closing, Measuring):
             slots: The most requests, 1 to 8, that are answered at the same time, each with the
                 tokens that it would have alone: those of submit() and, where ranks are threads, of
                 stream() and generate(), from any thread. At least so many prefixes are kept. More
-                than 1 is for backend "host".
+                than 1 is for backend "host", without a drafter or a prediction (`drafts`).
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
@@ -243,9 +243,12 @@ class Engine(Closing, Measuring):
                 `stop_ids` is given. `temperature=0` asks for the likeliest tokens.
 
         Raises:
+            QueueFull: As many requests wait as `sessions.limit` allows. Only if `slots` is more
+                than 1 and ranks are threads: then answers go through the queue.
             InvalidArgument: The prompt is empty, leaves no room in the context, or is not valid
                 UTF-8; or a parameter is wrong.
-            kccl.Error: The logits are not finite; or a rank was lost.
+            kccl.Error: The logits are not finite; a rank was lost; or the engine was closed before
+                the answer's end.
         """
         return self._pieces(self._prompt(prompt), self._params(params, given), shown)
 
