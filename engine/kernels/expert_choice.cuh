@@ -29,7 +29,10 @@ template <class S>
 constexpr bool kHasExpertBiases =
     (that_have_experts<S>() & that_have_biases<S>()) == that_have_experts<S>() && S::kHasExperts;
 template <class S, bool HAS_BIASES = kHasExpertBiases<S>>
-struct SharedExpertBiases {};
+struct SharedExpertBiases {
+    static_assert((that_have_experts<S>() & that_have_biases<S>()) == 0,
+                  "both products of experts have biases, or neither");
+};
 template <class S>
 struct SharedExpertBiases<S, true> {
     static constexpr uint32_t kOfGateUp = Shape<S>::ExpertGateUp::kMostTiles * kTileFloat4s;

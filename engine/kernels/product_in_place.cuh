@@ -11,7 +11,7 @@
 namespace kccl::decode {
 
 // Whether stages in format F are multiplied in place: where it has minimums, or it has scales and
-// only experts have it. In kernels of several columns only the latter are.
+// only experts have it. Kernels of several columns have no mixtures, and hold their stages.
 template <class S, class F>
 constexpr bool kIsInPlace = !S::kWeightsInRegisters && kHasScales<F> &&
                             (kIsOfExperts<S, F> || (F::kHasMinimums && S::kColumns == 1));
@@ -90,7 +90,7 @@ class InPlaceMultiplier {
     }
 
     using Unit = Mma<typename F::Operand>;
-    static_assert(S::kColumns == 1, "a mixture has one column");
+    static_assert(S::kColumns == 1, "products in place have one column");
     static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
     static constexpr uint32_t kMostOfPart = 8;
     template <class M>

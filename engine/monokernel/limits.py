@@ -3,6 +3,7 @@
 import kccl
 
 from ..base.core import lib
+from ..model.config import ModelConfig
 from ..model.drafts import Drafts
 from ..model.experts import Experts
 from ..model.program import Program
@@ -38,7 +39,7 @@ def check(program: Program, world_size: int, tuning: Tuning | None = None) -> No
                     "backend 'host' runs it"
                 )
     else:
-        _check_experts(c.experts, tuning)
+        _check_experts(c, c.experts, tuning)
     lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
     rows = {
         "hidden": c.hidden,
@@ -112,7 +113,7 @@ def _check_columns(program: Program, tuning: Tuning) -> None:
         )
 
 
-def _check_experts(experts: Experts, tuning: Tuning | None) -> None:
+def _check_experts(c: ModelConfig, experts: Experts, tuning: Tuning | None) -> None:
     if experts.chosen > _MOST_CHOSEN:
         raise kccl.InvalidArgument(
             f"experts.chosen is {experts.chosen}, must be at most {_MOST_CHOSEN} for the monokernel"
@@ -121,6 +122,13 @@ def _check_experts(experts: Experts, tuning: Tuning | None) -> None:
         raise kccl.InvalidArgument(
             f"chunk is {tuning.chunk}, must be 1 for a mixture of experts: its prompts run one "
             "position at a time"
+        )
+    having = [kind for kind in ("expert_gate_up", "expert_down") if kind in c.biases]
+    if len(having) == 1:
+        # kernels/expert_biases.cuh copies those of both products, or none.
+        raise kccl.InvalidArgument(
+            f"biases has {having[0]!r} alone, must have both products of experts or neither for "
+            "the monokernel; backend 'host' runs it"
         )
 
 

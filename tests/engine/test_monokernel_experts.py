@@ -21,8 +21,10 @@ from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.drafts import OFF
 from kccl.engine.model.experts import Experts
+from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching, layout
+from kccl.engine.monokernel.limits import check
 from kccl.engine.monokernel.shape import Tuning
 
 pytestmark = pytest.mark.takes(30)
@@ -145,6 +147,13 @@ def test_amds_gpus_are_refused():
 def test_chunks_of_a_prompt_are_refused():
     with pytest.raises(kccl.InvalidArgument, match="chunk is 16, must be 1 for a mixture of exp"):
         run("qwen3-moe", 1, replace(PARKED, chunk=16))
+
+
+@pytest.mark.parametrize("kind", ["expert_gate_up", "expert_down"])
+def test_biases_of_one_product_of_experts_are_refused(kind):
+    program = Program(replace(checkpoint("gpt-oss").config, biases=(kind,)))
+    with pytest.raises(kccl.InvalidArgument, match=f"biases has '{kind}' alone, must have both"):
+        check(program, 1)
 
 
 @pytest.mark.long
