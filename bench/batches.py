@@ -12,8 +12,11 @@ Names of random weights, as of `kccl bench decode --random-weights`, do for --mo
 import argparse
 import json
 import statistics
+import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from kccl.engine import Engine
@@ -23,7 +26,7 @@ from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.serving.submission import Submission
 from kccl.engine.text.pieces import Piece
 
-from .harness.document import commit
+from .harness.document import document, machine
 
 _NUMBERS = (1, 2, 4, 8)
 
@@ -44,13 +47,14 @@ class Seen(NamedTuple):
     cpu_s: float
 
 
-def _prompt(number: int, length: int) -> list[int]:
+def _prompt(engine: Engine, number: int, length: int) -> list[int]:
     """Returns the prompt of a request; two of them have no beginning in common."""
-    return [1 + (number * 7919 + 31 * i) % 1000 for i in range(length)]
+    size = min(1000, engine.config.vocab_size - 1)
+    return [1 + (number * 7919 + 31 * i) % size for i in range(length)]
 
 
 def _submit(engine: Engine, number: int, prompt: int, tokens: int) -> Submission[Piece]:
-    ids = _prompt(number, prompt)
+    ids = _prompt(engine, number, prompt)
     return engine.submit(ids, max_tokens=tokens, temperature=0, stop_ids=())
 
 
@@ -80,8 +84,8 @@ def _late(engine: Engine, others: int, prompt: int, tokens: int, turn: int) -> t
     return first - began, max(gaps, default=0.0)
 
 
-def main() -> None:
-    """Runs the benchmark of the command line's arguments."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Runs the benchmark. Returns 1 if a token differs from that of the queue."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", metavar="M", help="(smollm2)")
     parser.add_argument("-n", type=int, metavar="RANKS", help="ranks as threads (1)")
@@ -90,12 +94,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens (32)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer (32)")
     parser.add_argument("--late-prompt", type=int, default=128, metavar="N", help="tokens (128)")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
+    facts = machine(args.n or 1) | {"model": Path(args.model).name}
+    facts |= {"python": sys.version.split()[0]}
     known = args.model in MODELS
     found = random_checkpoint(args.model) if known else open_checkpoint(find_model(args.model))
-    given = {"ranks": args.n, "blocks": args.blocks, "context": 1024, "tokenizer": False}
+    context = min(1024, found.config.longest_context)
+    shape = {"ranks": args.n, "blocks": args.blocks, "context": context, "tokenizer": False}
     rows = []
-    with Engine(found, **given, slots=8) as batch, Engine(found, **given) as queue:
+    with Engine(found, **shape, slots=8) as batch, Engine(found, **shape) as queue:
         turn = 0
         alone: list[float] = []
         for number in _NUMBERS:
@@ -131,8 +138,9 @@ def main() -> None:
             row = {"others": others} | dict(zip(names, medians, strict=True))
             rows.append(row)
             print(json.dumps(row), flush=True)
-    print(json.dumps({"commit": commit(), "command": vars(args), "rows": rows}))
+    print(json.dumps(document(rows, facts, given, ("python", "-m", "kccl.bench.batches"))))
+    return int(any(row.get("wrong") for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -9,7 +9,6 @@ have no text: their drafts are their own answer, in which each id is right with 
 import argparse
 import hashlib
 import json
-import shlex
 import statistics
 import sys
 import sysconfig
@@ -113,8 +112,8 @@ def _prompts(engine: Engine, args: argparse.Namespace) -> list[tuple[str, list[i
 
 
 def _answer(engine: Engine, ids: Sequence[int], drafts: Drafts, **given: Any) -> Timed:
-    engine._runner.drafts = drafts
-    pieces = list(engine.stream(ids, **given))
+    with engine.drafting(drafts):
+        pieces = list(engine.stream(ids, **given))
     rest_s = pieces[-1].time_s - pieces[0].time_s
     told = engine.drafted
     return Timed([each.id for each in pieces], rest_s, told.accepted, told.proposed)
@@ -257,10 +256,10 @@ def main(given: Sequence[str] | None = None) -> int:
     for each in summed:
         print(_shown(each), flush=True)
     if args.json is not None:
-        made = document(rows, facts | {"totals": summed})
         asked = sys.argv[1:] if given is None else given
         asked = [each for each in asked if each not in ("--json", str(args.json))]
-        made["command"] = shlex.join(["python", "-m", "kccl.bench.drafts", *asked])
+        facts |= {"totals": summed}
+        made = document(rows, facts, asked, ("python", "-m", "kccl.bench.drafts"))
         args.json.write_text(json.dumps(made) + "\n")
     return int(not all(row["same"] for row in rows))
 

@@ -220,7 +220,7 @@ class _Measurement:
         routers = routers_of(self._engine, self._config.experts, [*prompt, *answer[:-1]])
         if oracle is not None:
             return oracle.expected(prompt, answer, tell, routers)
-        for _ in range(num_parts(prompt, answer)):
+        for _ in range(num_parts(prompt, answer, self._config.num_layers)):
             tell()
         return None
 

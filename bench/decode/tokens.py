@@ -127,7 +127,7 @@ class Oracle(ABC):
         Args:
             prompt: The ids of the prompt.
             answer: Ids that KCCL chose.
-            after_part: Called num_parts() times, each some seconds after the last.
+            after_part: Called num_parts() times, spread over the run.
             routers: Chooses the experts of a mixture; None: the reference does.
         """
 
@@ -137,7 +137,7 @@ class NumpyOracle(Oracle):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._reference = RoutedReference(checkpoint)
-        self._message_dtype = checkpoint.config.message_dtype
+        self._config = checkpoint.config
 
     def expected(
         self,
@@ -149,14 +149,16 @@ class NumpyOracle(Oracle):
         """See Oracle."""
         self._reference.routers = routers
         ids, cache = [*prompt, *answer[:-1]], Cache(len(prompt) + len(answer))
+        num = num_parts(prompt, answer, self._config.num_layers)
         kept: list[NDArray[Any]] = []
-        for first in range(0, len(ids), _PART):
+        firsts = range(0, len(ids), _PART)
+        for step, first in enumerate(firsts):
             logits = self._reference.logits(ids[first : first + _PART], cache)
             # Keeps the logits from the prompt's last token on, which choose the answer's tokens.
             kept.append(logits[max(len(prompt) - 1 - first, 0) :])
-            if after_part is not None:
-                after_part()
-        return expected_of(prompt, answer, np.concatenate(kept), self._message_dtype, routers)
+            tell_parts(after_part, num, step, len(firsts))
+        logits = np.concatenate(kept)
+        return expected_of(prompt, answer, logits, self._config.message_dtype, routers)
 
 
 def expected_of(
@@ -179,6 +181,15 @@ def expected_of(
     )
 
 
-def num_parts(prompt: list[int], answer: list[int]) -> int:
-    """Returns how often Oracle.expected() calls `after_part`."""
-    return -(-(len(prompt) + len(answer) - 1) // _PART)
+def num_parts(prompt: list[int], answer: list[int], num_layers: int) -> int:
+    """Returns how often Oracle.expected() calls `after_part`. All oracles call it as often, because
+    only rank 0 has one. Some run part after part of the ids, others layer after layer.
+    """
+    return max(-(-(len(prompt) + len(answer) - 1) // _PART), num_layers)
+
+
+def tell_parts(after_part: Callable[[], object] | None, num: int, step: int, steps: int) -> None:
+    """Makes those of `num` calls of `after_part` that are due behind a step of a run."""
+    if after_part is not None:
+        for _ in range(num * step // steps, num * (step + 1) // steps):
+            after_part()

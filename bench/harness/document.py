@@ -25,6 +25,7 @@ def document(
     rows: Sequence[Row],
     machine: Mapping[str, Any],
     command: Sequence[str] | None = None,
+    program: Sequence[str] = ("kccl",),
 ) -> Document:
     """Returns the document of these rows, made on this machine by this process.
 
@@ -32,13 +33,14 @@ def document(
         rows: The rows of the run.
         machine: What machine() returned before the ranks were pinned, and further facts, such as
             the GPUs.
-        command: Arguments of `kccl` that repeat the run; None for those of this process.
+        command: Arguments that repeat the run; None for those of this process.
+        program: What takes the arguments.
     """
     return {
         "machine": dict(machine),
         "commit": commit(),
         "command": shlex.join(
-            ["kccl", *map(_shared, sys.argv[1:] if command is None else command)]
+            [*program, *map(_shared, sys.argv[1:] if command is None else command)]
         ),
         "rows": list(rows),
     }
@@ -62,7 +64,8 @@ def tell(found: Document, print_table: Callable[[Sequence[Row]], None], *, as_js
 def _shared(argument: str) -> str:
     """Returns an argument without folders of this machine, because records are published."""
     option, equals, path = argument.rpartition("=")
-    return option + equals + (Path(path).name if path.startswith("/") else path)
+    is_path = path.startswith(("/", "./", "../", "~/"))
+    return option + equals + (Path(path).name if is_path else path)
 
 
 def machine(ranks: int) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 import kccl
 
 from ..model.bounds import bytes_per_token
+from ..model.drafts import Drafts
 from ..model.executor import Executor, Place
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps, Timeline, timelines
 from ..model.variant import TRACING, USUAL, Variant
+from .opening import check_slots, drafts_for
 from .ranks import Ranks, Wanted
 from .runner import Runner
 
@@ -26,6 +28,8 @@ class Measuring:
 
     _runner: Runner
     _ranks: Ranks[Executor]
+    backend: str
+    slots: int
 
     def bandwidth(self) -> float:
         """Returns the bytes a second at which the threads read all weights and do nothing else."""
@@ -116,6 +120,22 @@ class Measuring:
             yield
         finally:
             self._runner.use(USUAL)
+
+    @contextmanager
+    def drafting(self, drafts: Drafts | str | int) -> Iterator[None]:
+        """A context in which requests that begin have other drafts than Engine's `drafts`, so that
+        one engine answers with and without them. In a job all ranks enter it.
+
+        Raises:
+            InvalidArgument: `drafts` is wrong, or the backend takes none.
+        """
+        drafts = drafts_for(self.backend, drafts)
+        check_slots(self.backend, self.slots, drafts)
+        before, self._runner.drafts = self._runner.drafts, drafts
+        try:
+            yield
+        finally:
+            self._runner.drafts = before
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
         """Returns what each rank's blocks do while `tokens` tokens in a row are generated, from the

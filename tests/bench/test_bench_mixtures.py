@@ -10,6 +10,7 @@ from decode_bench import bench
 from numpy.typing import NDArray
 
 from kccl.bench.decode import tokens
+from kccl.bench.decode.oracles import open_oracle
 from kccl.bench.decode.routers import Routers
 from kccl.engine import Engine
 from kccl.engine.files.random_weights import random_checkpoint
@@ -55,6 +56,23 @@ def test_a_wrong_choice_of_experts_fails_the_bench(
     assert run() == 1
 
 
+@pytest.mark.parametrize(("num", "steps"), [(5, 2), (3, 3), (7, 1)])
+def test_ranks_meet_as_often_whatever_the_steps(num: int, steps: int) -> None:
+    calls: list[int] = []
+    for step in range(steps):
+        tokens.tell_parts(lambda step=step: calls.append(step), num, step, steps)  # type: ignore[misc]
+    assert len(calls) == num and set(calls) == set(range(steps))
+
+
+@pytest.mark.usefixtures("no_peers")
+def test_which_oracle_it_is_is_told_once() -> None:
+    notes: list[str] = []
+    checkpoint = random_checkpoint("tiny-gpt-oss", **SHAPE)
+    for _ in range(2):
+        assert isinstance(open_oracle(checkpoint, "cuda", notes), tokens.NumpyOracle)
+    assert len(notes) == 1 and "checked in NumPy" in notes[0]
+
+
 @pytest.mark.parametrize(
     ("model", "fields"),
     [("tiny-gpt-oss", GPT_OSS | IN_MXFP4), ("tiny-qwen3-moe", SHAPE)],
@@ -68,6 +86,11 @@ def test_pytorchs_reference_is_numpys(model: str, fields: dict[str, Any]) -> Non
     ids = np.random.default_rng(0).integers(512, size=20).tolist()
     prompt, answer = ids[:12], ids[12:]
     wanted = tokens.NumpyOracle(checkpoint).expected(prompt, answer)
-    found = LayerByLayer(checkpoint, "cpu").expected(prompt, answer)
+    oracle = LayerByLayer(checkpoint, "cpu")
+    # How much of the model the oracle has read at each call.
+    kept: list[int] = []
+    found = oracle.expected(prompt, answer, lambda: kept.append(len(oracle._kept)))
+    assert len(kept) == tokens.num_parts(prompt, answer, 3) == 3
+    assert 0 < kept[0] < kept[1] < kept[2] < len(oracle._kept)
     assert (found.best == wanted.best).all()
     np.testing.assert_allclose(found.margins, wanted.margins, atol=1e-5)

@@ -25,7 +25,7 @@ from kccl.engine.model.experts import SWISH
 from kccl.engine.model.program import Op, Program
 
 from ..routers import Routers
-from ..tokens import Expected, Oracle, expected_of, num_parts
+from ..tokens import Expected, Oracle, expected_of, num_parts, tell_parts
 from .matrices import Grouped, Matrix, on_device
 
 # The rows of the head that are read at a time.
@@ -55,16 +55,24 @@ class LayerByLayer(Oracle):
         routers: Routers | None = None,
     ) -> Expected:
         """See Oracle."""
-        ids = [*prompt, *answer[:-1]]
+        ids, num_layers = [*prompt, *answer[:-1]], self._config.num_layers
+        num = num_parts(prompt, answer, num_layers)
+
+        def after_layer(layer: int) -> None:
+            tell_parts(after_part, num, layer, num_layers)
+
         with torch.inference_mode():
-            x = self._layers(ids, len(prompt) + len(answer), routers)
+            x = self._layers(ids, len(prompt) + len(answer), routers, after_layer)
             logits = self._logits(x[len(prompt) - 1 :])
-        if after_part is not None:
-            for _ in range(num_parts(prompt, answer)):
-                after_part()
         return expected_of(prompt, answer, logits, self._config.message_dtype, routers)
 
-    def _layers(self, ids: Sequence[int], length: int, routers: Routers | None) -> Tensor:
+    def _layers(
+        self,
+        ids: Sequence[int],
+        length: int,
+        routers: Routers | None,
+        after_layer: Callable[[int], None],
+    ) -> Tensor:
         rows = {each: self._checkpoint.rows("embedding", each, each + 1) for each in set(ids)}
         table = np.concatenate([rows[each] for each in ids]).astype(np.float32)
         x = self._on_device(table)
@@ -88,6 +96,7 @@ class LayerByLayer(Oracle):
                     gate_up = op
                 case "expert_down":
                     x = x + self._experts(gate_up, op, n, *choice)
+                    after_layer(op.layer)
         return x
 
     def _logits(self, x: Tensor) -> np.ndarray[Any, Any]:
