@@ -144,6 +144,12 @@ class Backend(ABC):
         """Sets the stream of the next run of `handle`, which call() returned."""
 
     @abstractmethod
+    def is_captured(self, stream: int) -> bool:
+        """Tells whether a stream, which stream() returned, is being captured into a graph. Only
+        for backends on which messages are calls of send_recv.
+        """
+
+    @abstractmethod
     def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
         """Returns the stream of a prepared call: a number, or a function that returns it before
         each run.

@@ -52,7 +52,7 @@ class HostBackend(Backend):
     stream = staticmethod(no_streams.stream)
     # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
-    answers = no_streams.not_here
+    answers = is_captured = no_streams.not_here
 
     def __init__(
         self,

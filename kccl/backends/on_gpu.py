@@ -72,6 +72,14 @@ class OnGpu(Backend):
         """See Backend."""
         ffi.cast("KcclGpuOp *", handle).stream = stream
 
+    def is_captured(self, stream: int) -> bool:
+        """See Backend."""
+        status = ffi.new("int *")
+        ask = ffi.cast("int (*)(uint64_t, int *)", self.queue.is_capturing)
+        # If the driver fails to say, the launch reports the error.
+        with self.device.current():
+            return bool(ask(stream, status) == 0 and status[0] != 0)
+
     def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
         """See Backend."""
         if given is not None:

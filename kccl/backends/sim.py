@@ -179,6 +179,10 @@ class SimBackend(Backend):
         """See Backend."""
         return host_memory.anonymous(nbytes)
 
+    def is_captured(self, stream: int) -> bool:
+        """See Backend: the simulator has no graphs."""
+        return False
+
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 

@@ -29,7 +29,8 @@ class GpuRequest(Request):
         self._messages = messages
         self.message = message
         self.is_issued = False
-        # Where the kernel writes from which rank the message is; None if the receive names one.
+        # Where the kernel writes from which rank the message is; None if the receive names one, or
+        # is not issued.
         self.from_any: Source | None = None
 
     @property
@@ -207,14 +208,13 @@ class GpuMessages(Messages):
         self._begun = []
         self._sources.forget()
 
-    def _source_of(self, messages: list[Message]) -> int:
-        """Returns the address to which the call writes from which rank it has received; 0: none."""
+    def _asks(self, messages: list[Message]) -> GpuRequest | None:
+        """Returns the request that asks from which rank the call receives; None if none does."""
         for request in self._begun:
             message = request.message
             if message.receives and message.peer == ANY and any(message is x for x in messages):
-                request.from_any = self._sources.new()
-                return request.from_any.address
-        return 0
+                return request
+        return None
 
     def _run(self, messages: list[Message], stream: int, channel: int, unnamed: int) -> None:
         context = self.context
@@ -231,15 +231,25 @@ class GpuMessages(Messages):
             known = handle, fastcall.Op(address_of(handle), None, context.raise_failure)
             self._known[key] = known
         handle, op = known
-        output = self._source_of(messages)
+        asks = self._asks(messages)
+        source = None
+        if asks is not None:
+            is_captured = context.backend.is_captured(stream)
+            source = asks.from_any = self._sources.new(is_captured=is_captured)
 
         def fill() -> None:
             for name, addresses in _addresses(messages, unnamed).items():
                 setattr(handle.call, name, addresses)
-            handle.call.output = output
+            handle.call.output = source.address if source is not None else 0
             context.backend.set_stream(handle, stream)
 
-        op.after(fill)
+        try:
+            op.after(fill)
+        except BaseException:
+            if asks is not None and source is not None:
+                self._sources.give_back(source)
+                asks.from_any = None
+            raise
 
 
 def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:

@@ -96,8 +96,10 @@ class AnySource {
         while (!coop_.any(found == chosen)) ++chosen;
         if (found == chosen && told != 0) {
             const MessageHead theirs = {taken};
-            mem::store_plain(reinterpret_cast<uint32_t*>(told),
-                             theirs.tag() << 8 | static_cast<uint32_t>(chosen + 1));
+            // The host polls the word. It says nothing of the message's bytes.
+            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
+                reinterpret_cast<uint32_t*>(told),
+                theirs.tag() << 8 | static_cast<uint32_t>(chosen + 1));
         }
         tell(blocks, chosen);
         return chosen;
