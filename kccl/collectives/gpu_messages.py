@@ -98,10 +98,6 @@ class GpuMessages(Messages):
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._sources = Sources(context)
 
-    def check_any_peer(self) -> bool:
-        """See Messages."""
-        return True
-
     def tag_of(self, tag: Any, *, receives: bool) -> int:
         """See Messages."""
         if tag is None and receives:
@@ -135,6 +131,7 @@ class GpuMessages(Messages):
         if drops:
             return
         if prepared is not None:
+            self._by_stream(messages)
             prepared.messages = messages
         else:
             self.make_together(messages)
@@ -142,30 +139,49 @@ class GpuMessages(Messages):
     def make_together(self, messages: list[Message]) -> None:
         """Issues messages, behind those that isend() and irecv() have begun."""
         self.context.check_usable()
-        streams: dict[tuple[int, int], list[Message]] = {}
-        for message in (*(request.message for request in self._begun), *messages):
-            streams.setdefault((message.stream, message.channel), []).append(message)
-        unnamed = {key: self._unnamed(those) for key, those in streams.items()}
-        for (stream, channel), those in streams.items():
+        begun = [request.message for request in self._begun]
+        for (stream, channel), (those, unnamed) in self._by_stream([*begun, *messages]).items():
             for call in _calls_of(those):
-                self._run(call, stream, channel, unnamed[stream, channel])
+                self._run(call, stream, channel, unnamed)
                 # Marks the messages of this call as issued at once, so that they are not issued
                 # again if a later call of this loop cannot be launched.
                 self._note_issued(call)
 
-    def _unnamed(self, messages: Sequence[Message]) -> int:
-        """Returns the ranks from which the messages' receives from any rank may receive, a bit
-        each: those that no other receive names.
+    def _by_stream(
+        self, messages: Sequence[Message]
+    ) -> dict[tuple[int, int], tuple[list[Message], int]]:
+        """Returns, for each stream and channel, its messages and what _unnamed() says of them.
 
         Raises:
-            InvalidArgument: There is such a receive, and no such rank.
+            InvalidArgument: They cannot be issued together; see _unnamed().
+        """
+        streams: dict[tuple[int, int], list[Message]] = {}
+        for message in messages:
+            streams.setdefault((message.stream, message.channel), []).append(message)
+        return {where: (those, self._unnamed(those)) for where, those in streams.items()}
+
+    def _unnamed(self, messages: Sequence[Message]) -> int:
+        """Returns the ranks from which the messages' receives from any rank may receive, a bit
+        each: those that no other receive names. All messages are of one stream and channel.
+
+        Raises:
+            InvalidArgument: There is such a receive, and no such rank. Or there are several, and
+                sends: each of these receives is in another call, while all sends to different ranks
+                are in the first. So ranks could wait for each other's calls in a circle.
         """
         ranks = (1 << self.context.world_size) - 1
         receives = [message for message in messages if message.receives]
         for message in receives:
             if message.peer != ANY:
                 ranks &= ~(1 << message.peer)
-        if ranks == 0 and any(message.peer == ANY for message in receives):
+        from_any = sum(message.peer == ANY for message in receives)
+        if from_any > 1 and len(receives) < len(messages):
+            raise InvalidArgument(
+                f"peer is None in {from_any} receives that would be issued together with sends, "
+                "on one stream and channel, must be in one at most: name the ranks, or issue these "
+                "receives behind the sends, in groups of their own; nothing was sent"
+            )
+        if ranks == 0 and from_any:
             raise InvalidArgument(
                 "peer is None in a receive of a group whose other receives name every rank: "
                 "receives from any rank take messages of ranks that the group does not name"
@@ -191,6 +207,8 @@ class GpuMessages(Messages):
         """See Messages."""
         with self.context.alone():
             self.context.check_usable()
+            # A message that the begun ones refuse is not begun: it would stop them all.
+            self._by_stream([*(begun.message for begun in self._begun), message])
             request = GpuRequest(self, message)
             self._begun.append(request)
             return request

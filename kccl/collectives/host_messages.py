@@ -100,10 +100,6 @@ class HostMessages(Messages):
         self._waits: tuple[Any, Any] | None = None
         self._in_c: HostGroup | None = None
 
-    def check_any_peer(self) -> bool:
-        """See Messages."""
-        return True
-
     def tag_of(self, tag: Any, *, receives: bool) -> int:
         """See Messages."""
         if tag is None and receives:

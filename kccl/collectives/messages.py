@@ -51,6 +51,9 @@ class Request(ABC):
             on its stream. Reading it makes no progress.
         source, tag: The rank that sent a message, and its tag, once it has been received. None
             until then, and for the tag of a receive on a GPU that names a rank and takes any tag.
+            Of a receive from any rank they are known on a GPU once the message's first bytes have
+            come; the array is complete when the stream is. If a graph has captured that receive,
+            they are those of the last replay.
     """
 
     __reduce_ex__ = call_is_not_copied
@@ -118,7 +121,7 @@ class MessageCall(Call):
         """Checks the arguments of a call. Returns them as a Message."""
         messages, context = self._messages, self._context
         view = context.backend.view(x, "x", writable=self.RECEIVES)
-        takes_any = peer is None and self.RECEIVES and messages.check_any_peer()
+        takes_any = peer is None and self.RECEIVES
         return Message(
             array=x,
             view=view,
@@ -253,10 +256,6 @@ class Messages(ABC):
     def channel_of(self, channel: Any) -> int:
         """Returns the number of a channel, after a check."""
         return arguments.between("channel", channel, 0, self.context.num_channels - 1)
-
-    @abstractmethod
-    def check_any_peer(self) -> bool:
-        """Returns True if a receive may take a message from any peer. Raises otherwise."""
 
     @abstractmethod
     def tag_of(self, tag: Any, *, receives: bool) -> int:

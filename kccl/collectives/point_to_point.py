@@ -88,9 +88,11 @@ class Recv(MessageCall):
             x: Array, strided ones as in all_reduce, but C-contiguous in a group. The message must
                 have its length in bytes.
             peer: The rank that sends the message. None takes a message from any rank; irecv()'s
-                request says from which, on a GPU once the message has come. On GPUs and on the
-                simulator it is the first rank whose next message on the channel has the tag. In a
-                group it is a rank that no other receive of the group names.
+                request says from which, on a GPU once the message's first bytes have come; the
+                array is complete when the stream is. On GPUs and on the simulator it is the first
+                rank whose next message on the channel has the tag. In a group it is a rank that no
+                other receive of the group names, and a group with sends has at most one such
+                receive on a stream and channel; see group().
             tag: The tag that send() was given. None takes any tag.
             stream, channel: As in send().
 
@@ -206,7 +208,10 @@ class PointToPoint:
         most one message to and one from each peer. With several, the first call has the first
         message to and from each peer, the second call the second, and so on. They are in the order
         of their tags; with the same tag, ranks must make them in matching order, because a later
-        call waits for the end of the one before.
+        call waits for the end of the one before. A receive from any rank could then take a message
+        of a rank that waits for a later call. So messages that are issued together on one stream
+        and channel have sends, or several receives from any rank, not both. That holds for begun
+        messages too. Name the ranks, or receive in groups behind the sends.
 
             with comm.group():
                 comm.send(mine, right)
@@ -225,7 +230,8 @@ class PointToPoint:
             prepare: Whether the messages are only prepared.
 
         Raises:
-            InvalidArgument: A group with `prepare` is within another group.
+            InvalidArgument: A group with `prepare` is within another group. Or, on GPUs and on the
+                simulator, it has sends and several receives from any rank; nothing was sent.
             Error: A group of this communicator is open in another thread.
             Timeout, PeerLost: A peer did not arrive in time, or has left or died.
         """

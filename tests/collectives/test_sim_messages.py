@@ -207,6 +207,35 @@ def test_receives_from_any_rank(nbytes):
     run(main, 4)
 
 
+def test_sends_beside_several_receives_from_any_rank_are_refused():
+    """They could wait for each other in a circle. One at a time they do not."""
+    nbytes, text = 1000, "peer is None in 2 receives that would be issued together with sends"
+
+    def main(comm):
+        others = [rank for rank in range(3) if rank != comm.rank]
+        x, got = data(nbytes, comm.rank), [np.zeros(nbytes, np.uint8) for _ in others]
+        for is_prepared in (False, True):
+            refused = pytest.raises(kccl.InvalidArgument, match=text)
+            with refused, comm.group(prepare=is_prepared):
+                for peer, y in zip(others, got, strict=True):
+                    comm.send(x, peer)
+                    comm.recv(y)
+        # A message that the begun ones refuse is not begun, and the others go on.
+        first = comm.irecv(got[0])
+        for peer in others:
+            comm.isend(x, peer)
+        with pytest.raises(kccl.InvalidArgument, match=text):
+            comm.irecv(got[1])
+        first.wait()
+        second = comm.irecv(got[1])
+        second.wait()
+        assert {first.source, second.source} == set(others)
+        for y, request in zip(got, (first, second), strict=True):
+            assert (y == data(nbytes, request.source)).all()
+
+    run(main, 3)
+
+
 REFUSED = {
     "tag": (
         lambda comm, x: comm.send(x, 0, tag=65535),
