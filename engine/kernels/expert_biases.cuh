@@ -69,8 +69,8 @@ KCCL_DECODE void await_expert_biases(ConsumerWarp<S>& consumer, uint32_t layer) 
 // Returns the sums of four rows of a row tile of ExpertGateUp times `factor`, plus the biases of
 // these rows if the product has any. i: the number of the float4 within the tile.
 template <class S>
-KCCL_DECODE Float4 scaled_by_expert(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t tile,
-                                    uint32_t i, Float4 sums, float factor) {
+KCCL_DECODE Float4 scaled_by_expert(ConsumerWarp<S>& consumer, uint32_t tile, uint32_t i,
+                                    Float4 sums, float factor) {
     using M = typename Shape<S>::ExpertGateUp;
     KCCL_UNROLL
     for (float& value : sums.value) value = rounded_product(value, factor);

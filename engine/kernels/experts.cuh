@@ -50,9 +50,9 @@ KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
         consumer, layer,
         [&](uint32_t tile, uint32_t i, const Float4& gate_sums, const Float4& up_sums,
             float inverse) {
-            const Float4 gate = scaled_by_expert(consumer, layer, tile, i, gate_sums, inverse);
+            const Float4 gate = scaled_by_expert(consumer, tile, i, gate_sums, inverse);
             const Float4 up =
-                scaled_by_expert(consumer, layer, tile, i + kTileFloat4s / 2, up_sums, inverse);
+                scaled_by_expert(consumer, tile, i + kTileFloat4s / 2, up_sums, inverse);
             Float4 act;
             KCCL_UNROLL
             for (int j = 0; j < 4; ++j) act.value[j] = activated<S>(gate.value[j], up.value[j]);
