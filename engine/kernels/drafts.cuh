@@ -3,9 +3,9 @@
 // (finish.cuh), so drafts change how long an answer takes, and never its tokens.
 //
 // If the host has predicted the text (Task.num_predicted), drafts are its ids at their places. Else
-// drafts are copied from where the text had the same ids before, as repeat() in host/drafts.cpp
-// does. All blocks of all ranks search the same text, so they propose the same drafts and need no
-// exchange for it.
+// drafts are the ids that followed the newest ids where these stood in the text before, as by
+// repeat() in host/drafts.cpp. All blocks of all ranks search the same text, so they propose the
+// same drafts and need no exchange for it.
 //
 // Block 0 of each rank adds the tokens to Task.ids, in which the other blocks read. A token is
 // added before that block's control word of the next token step, which releases it. So a block

@@ -100,8 +100,8 @@ KCCL_DEVICE void store_tail(uint8_t* to, uint32_t num_bytes, uint64_t payload) {
     if ((num_bytes & 1) != 0) mem::store_plain(to, static_cast<uint8_t>(payload));
 }
 
-// Calls move(n, num_bytes) for each payload i + n, n < N, that is not empty if an array of `count`
-// bytes is divided into payloads. num_bytes: how many bytes of the array the payload has.
+// An array of `count` bytes consists of payloads. Calls move(n, num_bytes) for payload i + n, for
+// each n < N, unless the array ends before it. num_bytes: the payload's bytes, fewer for the last.
 template <uint32_t N, class Move>
 KCCL_DEVICE void each_of(uint32_t i, uint32_t count, Move move) {
     for (uint32_t n = 0; n < N; ++n) {
