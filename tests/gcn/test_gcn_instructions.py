@@ -58,6 +58,15 @@ def half(a):
         return a.astype(np.float16)
 
 
+def lower(a):
+    """The lower halves as floats of 16 bits, in FP64."""
+    return (a & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float64)
+
+
+def narrowed(a):
+    return half(a.astype(np.float32)).view(np.uint16).astype(np.uint32)
+
+
 # Instruction -> its result from its inputs. Registers v10 and so on have these, v40 gets it.
 FLOATS = {
     "v_cvt_u32_f32_e32 v40, v10": saturated(np.uint32),
@@ -85,6 +94,18 @@ INTEGERS = {
     ),
     "v_xor_b32_sdwa v40, v10, v11 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 "
     "src1_sel:BYTE_2": lambda a, b: a >> 16 ^ (b >> 16 & 0xFF),
+    "v_xor_b32_sdwa v40, sext(v10), sext(v11) dst_sel:DWORD dst_unused:UNUSED_PAD "
+    "src0_sel:BYTE_3 src1_sel:WORD_0": lambda a, b: a.view(np.int32) >> 24 ^ b.astype(np.int16),
+    "v_or_b32_sdwa v40, v10, v11 dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:BYTE_3 "
+    "src1_sel:DWORD": lambda a, b: (a >> 24 | b & 0xFF) << 8,
+    "v_mov_b32_e32 v40, v11\nv_mov_b32_sdwa v40, v10 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE "
+    "src0_sel:DWORD": lambda a, b: b & 0xFF00FFFF | (a & 0xFF) << 16,
+    "v_min_u16_e32 v40, v10, v11": lambda a, b: np.minimum(a & 0xFFFF, b & 0xFFFF),
+    "v_mul_f16_e32 v40, v10, v11": lambda a, b: narrowed(lower(a) * lower(b)),
+    "v_mov_b32_e32 v40, v12\nv_fma_mixlo_f16 v40, v10, v11, v12 op_sel:[1,0,0] "
+    "op_sel_hi:[1,1,0]": lambda a, b, c: (
+        c & 0xFFFF0000 | narrowed(lower(a >> 16) * lower(b) + c.view(np.float32))
+    ),
 }
 
 
@@ -112,6 +133,40 @@ def test_instructions_on_integers(code):
     check(code, INTEGERS[code], integers)
 
 
+def test_halves_that_are_no_numbers_are_told():
+    a, b = integers(), integers()
+    a[:8] |= 0x7E00
+    b[4:16] |= 0xFE00
+    code = "v_cmp_o_f16_e64 s[2:3], v10, v11\nv_cndmask_b32_e64 v40, 0, 1, s[2:3]"
+    (found,) = execute(code, [a, b])
+    np.testing.assert_array_equal(found, ~np.isnan(lower(a)) & ~np.isnan(lower(b)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plain_accesses_begin_at_any_byte(seed):
+    """Of memory, within lines of a cache and across them."""
+    a, b = integers(), integers()
+    code = """global_load_dwordx2 v[40:41], v1, s[4:5] offset:3
+global_load_ushort v42, v1, s[4:5] offset:1
+s_waitcnt vmcnt(0)
+global_store_dword v1, v10, s[4:5] offset:2
+global_load_dword v43, v1, s[4:5]"""
+    found = execute(code, [a, b], outputs=4, seed=seed)
+    stored = np.concatenate([a, b]).view(np.uint8)
+    lanes = 4 * np.arange(LANES)[:, None]
+    np.testing.assert_array_equal(found[:2].T, stored[lanes + np.arange(3, 11)].view(np.uint32))
+    np.testing.assert_array_equal(found[2], stored[lanes + np.arange(1, 3)].view(np.uint16)[:, 0])
+    stored[2 : 2 + a.nbytes] = a.view(np.uint8)
+    np.testing.assert_array_equal(found[3], stored.view(np.uint32)[:LANES])
+
+
+@pytest.mark.parametrize("code", ["load_dword v40, v1,", "store_dword v1, v10,"])
+def test_accesses_with_a_scope_are_aligned(code):
+    """What a peer looks for must come at once."""
+    with pytest.raises(AssertionError, match="with a scope that is not aligned"):
+        execute(f"global_{code} s[4:5] offset:2 sc0 sc1", [integers(), integers()])
+
+
 def test_bytes_are_picked():
     a, b = integers(), integers()
     selectors = (
@@ -132,6 +187,16 @@ def test_packed_floats_pick_halves_and_signs():
     high = -a[0].astype(np.float64) * b[1] + 1
     wanted = np.stack([low, high]).astype(np.float32)
     np.testing.assert_array_equal(found, wanted.view(np.uint32))
+
+
+def test_packed_words_pick_halves():
+    a, b = integers(), integers()
+    low, high = a & 15, a >> 16 & 15
+    code = "v_pk_lshrrev_b16 v40, v10, v11 op_sel:[1,0] op_sel_hi:[0,1]"
+    (found,) = execute(code, [a, b])
+    np.testing.assert_array_equal(found, (b & 0xFFFF) >> high | b >> 16 >> low << 16)
+    (found,) = execute("v_pk_sub_i16 v40, v10, v11 op_sel_hi:[1,0]", [a, b])
+    np.testing.assert_array_equal(found, (a - b & 0xFFFF) | (a >> 16) - b << 16)
 
 
 def test_shared_memory_keeps_16_bytes():

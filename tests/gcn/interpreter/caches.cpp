@@ -22,8 +22,15 @@ void set_bytes(uint64_t (&bits)[2], int at, int bytes, bool is_set) {
         bits[at / 64] &= ~mask;
 }
 
+// What is not aligned takes place byte by byte: not at once, so nobody may count on its scope.
+bool goes_by_bytes(uint64_t address, int bytes, Scope scope) {
+    if (address % bytes == 0) return false;
+    if (scope != Scope::kBlock) throw Error("an access with a scope that is not aligned");
+    return true;
+}
+
 int place_in_line(uint64_t address, int bytes) {
-    if (address % bytes != 0) throw Error("an access that is not aligned");
+    if (address % bytes != 0) throw Error("an atomic access that is not aligned");
     return static_cast<int>(address % kLineBytes);
 }
 
@@ -104,6 +111,11 @@ void Memory::note_writer(uint64_t address, int bytes, int rank, bool is_system) 
 }
 
 uint32_t Memory::load(int level1, int die, uint64_t address, int bytes, Scope scope) {
+    if (goes_by_bytes(address, bytes, scope)) {
+        uint32_t value = 0;
+        for (int k = 0; k < bytes; ++k) value |= load(level1, die, address + k, 1, scope) << 8 * k;
+        return value;
+    }
     const int at = place_in_line(address, bytes);
     const uint64_t line = address / kLineBytes;
     Region& home = region(address, bytes);
@@ -145,6 +157,10 @@ uint32_t Memory::load(int level1, int die, uint64_t address, int bytes, Scope sc
 }
 
 void Memory::store(int level1, int die, uint64_t address, int bytes, uint32_t value, Scope scope) {
+    if (goes_by_bytes(address, bytes, scope)) {
+        for (int k = 0; k < bytes; ++k) store(level1, die, address + k, 1, value >> 8 * k, scope);
+        return;
+    }
     const int at = place_in_line(address, bytes);
     const uint64_t line = address / kLineBytes;
     if (region(address, bytes).rank == kEveryRank) throw Error("writes a constant");

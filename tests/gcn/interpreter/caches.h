@@ -68,7 +68,7 @@ class Memory {
     bool is_in_level1(int level1, uint64_t address) const;
     bool is_in_level2(int die, uint64_t address) const;
 
-    // Accesses of 1, 2 or 4 bytes, within one line. `die` counts those of all ranks.
+    // Accesses of 1, 2 or 4 bytes. Those with a scope are aligned. `die` counts those of all ranks.
     uint32_t load(int level1, int die, uint64_t address, int bytes, Scope scope);
     void store(int level1, int die, uint64_t address, int bytes, uint32_t value, Scope scope);
     // The old value. Word k of 64 bits is added in the same step if `bytes` is 8.

@@ -211,12 +211,15 @@ Time Machine::in_order(Access& access, uint64_t lanes, Time time) {
             uses_shared = true;
             continue;
         }
-        const uint64_t line = access.address[i] / kLineBytes;
-        if (line == last) continue;
-        last = line;
-        touched.push_back(line);
-        for (const auto& [other, arrival] : wave.lines) {
-            if (other == line) time = std::max(time, arrival + 1);
+        const uint64_t first = access.address[i];
+        const auto bytes = static_cast<uint64_t>(access.words * access.bytes);
+        for (const uint64_t line : {first / kLineBytes, (first + bytes - 1) / kLineBytes}) {
+            if (line == last) continue;
+            last = line;
+            touched.push_back(line);
+            for (const auto& [other, arrival] : wave.lines) {
+                if (other == line) time = std::max(time, arrival + 1);
+            }
         }
     }
     if (uses_shared) {

@@ -62,6 +62,44 @@ void compare(Wave& w, In in) {
     w.set_scalar64(in.at[0], result & w.exec());
 }
 
+// Whether both halves in the lower bits are numbers.
+void compare_order_of_halves(Wave& w, In in) {
+    const Lanes a = w.lanes(in, 1), b = w.lanes(in, 2);
+    UU result = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        const bool has_nan = std::isnan(half(a[i] & 0xffff)) || std::isnan(half(b[i] & 0xffff));
+        result |= static_cast<UU>(has_nan ? 0 : 1) << i;
+    }
+    w.set_scalar64(in.at[0], result & w.exec());
+}
+
+template <auto F>
+void binary_of_halves(Wave& w, In in) {
+    Lanes a = w.lanes(in, 1);
+    const Lanes b = w.lanes(in, 2);
+    for (int i = 0; i < kLanes; ++i) a[i] = to_half(F(half(a[i]), half(b[i])));
+    w.set_lanes(in, in.at[0], a);
+}
+
+// a b + c in FP32, of floats or of halves that become floats: op_sel_hi says which are halves,
+// op_sel which half. The result goes into the lower half of the register.
+void fma_mix_low(Wave& w, In in) {
+    std::array<Lanes, 3> of;
+    for (int k = 0; k < 3; ++k) {
+        of[k] = w.lanes(in, k + 1);
+        if ((in.op_sel_hi >> k & 1) == 0) continue;
+        const Operand& from = in.at[k + 1];
+        if (from.absolute || from.negated) throw Error("the sign of a half of a register");
+        for (U& each : of[k]) each = u(half(each >> (in.op_sel >> k & 1) * 16 & 0xffff));
+    }
+    Lanes out = w.lanes(in, 0);
+    for (int i = 0; i < kLanes; ++i) {
+        const U low = to_half(std::fma(f(of[0][i]), f(of[1][i]), f(of[2][i])));
+        out[i] = (out[i] & 0xffff0000) | low;
+    }
+    w.set_lanes(in, in.at[0], out);
+}
+
 // Word HALF of a packed operand, as op_sel and op_sel_hi say.
 template <int HALF>
 Lanes packed(const Wave& w, In in, int k) {
@@ -292,6 +330,10 @@ void add_float_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_div_fmas_f32", div_fmas);
     add("v_div_fixup_f32", div_fixup);
     add("v_cmp_class_f32", is_of_class);
+    add("v_cmp_o_f16", compare_order_of_halves);
+    // FP32 has twice the digits of FP16 and two more, so rounding twice is rounding once.
+    add("v_mul_f16", binary_of_halves<[](float a, float b) { return a * b; }>);
+    add("v_fma_mixlo_f16", fma_mix_low);
     all["v_mfma_f32_16x16x16_f16"] = {multiply_matrices<half, kLeastHalf>, Unit::kMatrix};
     all["v_mfma_f32_16x16x16_bf16"] = {multiply_matrices<widen_bfloat16, kLeastBfloat16>,
                                        Unit::kMatrix};

@@ -70,6 +70,10 @@ Operand parse_operand(std::string_view text) {
         out.negated = true;
         text.remove_prefix(1);
     }
+    if (text.starts_with("sext(") && text.ends_with(')')) {
+        out.extends = true;
+        text = text.substr(5, text.size() - 6);
+    }
     if (text.starts_with('|') && text.ends_with('|')) {
         out.absolute = true;
         text = text.substr(1, text.size() - 2);
@@ -242,6 +246,7 @@ void Program::parse_line(std::string_view line) {
     if (opcode == nullptr) throw Error("unknown instruction " + std::string(name));
     out.run = opcode->run;
     out.unit = opcode->unit;
+    if (out.name.starts_with("v_fma_mix")) out.op_sel_hi = 0;
     const auto arguments = trimmed(line.substr(space));
     if (out.name == "s_waitcnt") {
         for (const auto each : split(arguments, ' ')) {

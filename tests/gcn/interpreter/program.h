@@ -34,6 +34,7 @@ struct Operand {
     uint8_t count = 1;  // registers
     uint16_t reg = 0;
     bool negated = false, absolute = false;
+    bool extends = false;  // SDWA's sext(): the part has a sign
     Part part = Part::kDword;
     bool is_float = false;  // a value that was written with a point
     uint64_t value = 0;     // of kValue, as wide as a scalar pair

@@ -57,6 +57,20 @@ void set_wide(Wave& w, In in, const std::array<UU, kLanes>& values) {
     w.set_lanes(in, in.at[0], high, 1);
 }
 
+// F of 16 bits each, of the halves that op_sel and op_sel_hi say.
+template <auto F>
+void packed_words(Wave& w, In in) {
+    const Lanes a = w.lanes(in, 1), b = w.lanes(in, 2);
+    const auto half = [](U word, int sel, int k) { return word >> (sel >> k & 1) * 16 & 0xffff; };
+    Lanes out;
+    for (int i = 0; i < kLanes; ++i) {
+        const U low = F(half(a[i], in.op_sel, 0), half(b[i], in.op_sel, 1));
+        const U high = F(half(a[i], in.op_sel_hi, 0), half(b[i], in.op_sel_hi, 1));
+        out[i] = (low & 0xffff) | high << 16;
+    }
+    w.set_lanes(in, in.at[0], out, 0);
+}
+
 // A carry or the outcome of a comparison for each active lane; zero for the others.
 void set_mask(Wave& w, const Operand& to, UU bits) { w.set_scalar64(to, bits & w.exec()); }
 
@@ -210,6 +224,7 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_add_u16", binary<[](U a, U b) { return (a + b) & 0xffff; }>);
     add("v_sub_u16", binary<[](U a, U b) { return (a - b) & 0xffff; }>);
     add("v_subrev_u16", binary<[](U a, U b) { return (b - a) & 0xffff; }>);
+    add("v_min_u16", binary<[](U a, U b) { return std::min(a & 0xffff, b & 0xffff); }>);
     add("v_mul_lo_u16", binary<[](U a, U b) { return (a * b) & 0xffff; }>);
     add("v_lshlrev_b16", binary<[](U a, U b) { return (b << (a & 15)) & 0xffff; }>);
     add("v_lshrrev_b16", binary<[](U a, U b) { return ((b & 0xffff) >> (a & 15)); }>);
@@ -274,6 +289,8 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
         w.set_lanes(in, in.at[0], low, 0);
         w.set_lanes(in, in.at[0], high, 1);
     });
+    add("v_pk_lshrrev_b16", packed_words<[](U a, U b) { return (b >> (a & 15)); }>);
+    add("v_pk_sub_i16", packed_words<[](U a, U b) { return a - b; }>);
     add("v_nop", [](Wave&, In) {});
 
     const auto add_compare = [&]<class T>(T, const std::string& type) {

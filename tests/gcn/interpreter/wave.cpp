@@ -74,13 +74,24 @@ int source_of(const Instruction& in, int i) {
     return i;
 }
 
-uint32_t part_of(uint32_t word, Part part) {
+struct Bits {
+    int first, num;
+};
+
+Bits bits_of(Part part) {
     switch (part) {
-        case Part::kDword: return word;
-        case Part::kWord0: return word & 0xffff;
-        case Part::kWord1: return word >> 16;
-        default: return word >> (8 * (static_cast<int>(part) - 1)) & 0xff;
+        case Part::kDword: return {0, 32};
+        case Part::kWord0: return {0, 16};
+        case Part::kWord1: return {16, 16};
+        default: return {8 * (static_cast<int>(part) - 1), 8};
     }
+}
+
+uint32_t part_of(uint32_t word, const Operand& from) {
+    const Bits bits = bits_of(from.part);
+    const uint32_t above = word << (32 - bits.first - bits.num);
+    return from.extends ? static_cast<uint32_t>(static_cast<int32_t>(above) >> (32 - bits.num))
+                        : above >> (32 - bits.num);
 }
 
 }  // namespace
@@ -110,7 +121,8 @@ Lanes Wave::lanes(const Instruction& in, int operand, int word) const {
         throw Error("not a value: " + std::string(from.text));
     }
     if (from.part != Part::kDword) {
-        for (uint32_t& each : out) each = part_of(each, from.part);
+        if (from.absolute || from.negated) throw Error("the sign of a part of a register");
+        for (uint32_t& each : out) each = part_of(each, from);
     }
     if (from.absolute) {
         for (uint32_t& each : out) each &= 0x7fffffff;
@@ -135,12 +147,12 @@ void Wave::set_lanes(const Instruction& in, const Operand& to, const Lanes& valu
         }
         return;
     }
-    if (in.result != Part::kWord0 && in.result != Part::kWord1) throw Error("writes a byte");
-    const int shift = in.result == Part::kWord1 ? 16 : 0;
+    const Bits bits = bits_of(in.result);
+    const uint32_t written = (uint32_t{1} << bits.num) - 1;
     for (int i = 0; i < kLanes; ++i) {
         if ((mask >> i & 1) == 0) continue;
-        const uint32_t rest = in.preserves ? out[i] & ~(0xffffu << shift) : 0;
-        out[i] = rest | (values[i] & 0xffff) << shift;
+        const uint32_t rest = in.preserves ? out[i] & ~(written << bits.first) : 0;
+        out[i] = rest | (values[i] & written) << bits.first;
     }
 }
 
