@@ -32,8 +32,9 @@ KCCL_DECODE float widened(E8m0 scale) {
 }
 
 // A packed word has eight numbers, and each of its halves has one of each pair. In a half, the bits
-// of pair 0 lie where FP16 has them, and those of pair 1 three bits lower. The other two pairs take
-// the bits that are left. So pairs take one or two instructions, or four.
+// of pair 2 lie where FP16 has them, and those of pair 3 take the bits between them. Pairs 0 and 1
+// lie eight bits lower, as bit_of_nibble() has them. So pairs 2 and 0 take one or two instructions,
+// the others four.
 struct E2m1Numbers {
     static constexpr uint32_t kBits = 4, kFlips = 0, kZero = 0;
     // E8m0::packed() has a factor of its own.
@@ -74,17 +75,28 @@ struct E2m1Numbers {
     // Where a pair's sign lies in each half of a word, and the lowest of its other three bits. FP16
     // has them at 15 and 9.
     KCCL_CONSTEXPR static uint32_t sign_at(uint32_t pair) {
-        return pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;
+        return (pair % 2 == 0 ? 7 : 0) + pair / 2 * 8;
     }
-    KCCL_CONSTEXPR static uint32_t rest_at(uint32_t pair) { return 9 - 3 * pair; }
+    KCCL_CONSTEXPR static uint32_t rest_at(uint32_t pair) {
+        return (pair % 2 == 0 ? 1 : 4) + pair / 2 * 8;
+    }
 
     // Returns a pair of a word as two FP16 numbers.
     template <uint32_t PAIR>
     KCCL_DECODE static uint32_t halves(uint32_t word) {
         constexpr uint32_t kTwo = 0x00010001, kSign = 0x8000 * kTwo, kRest = 0x0e00 * kTwo;
-        constexpr uint32_t kToSign = 15 - sign_at(PAIR), kToRest = 9 - rest_at(PAIR);
-        if constexpr (kToSign == kToRest) return word << kToRest & (kSign | kRest);
-        return (word << kToSign & kSign) | (word << kToRest & kRest);
+        constexpr uint32_t kSignAt = sign_at(PAIR), kRestAt = rest_at(PAIR);
+        if constexpr (kSignAt - kRestAt == 15 - 9) return moved<kRestAt, 9>(word) & (kSign | kRest);
+        return (moved<kSignAt, 15>(word) & kSign) | (moved<kRestAt, 9>(word) & kRest);
+    }
+
+    template <uint32_t FROM, uint32_t TO>
+    KCCL_DECODE static uint32_t moved(uint32_t word) {
+        if constexpr (FROM <= TO) {
+            return word << (TO - FROM);
+        } else {
+            return word >> (FROM - TO);
+        }
     }
 };
 

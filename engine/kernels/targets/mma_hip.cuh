@@ -5,6 +5,20 @@
 
 namespace kccl::decode {
 
+// An unsigned integer of 1, 2, 4 or 8 bytes.
+template <uint32_t NUM>
+struct BytesOf {
+    using Type = typename RowBytesWord<NUM>::Type;
+};
+template <>
+struct BytesOf<1> {
+    using Type = uint8_t;
+};
+template <>
+struct BytesOf<2> {
+    using Type = uint16_t;
+};
+
 template <class T>
 struct Mma {
     static constexpr uint32_t kVectors = kKcclDecodeVectorsOnAmd, kTotals = 4;
@@ -19,10 +33,46 @@ struct Mma {
     struct Sums {
         float value[4];
     };
+    template <uint32_t BITS>
+    struct Packed {
+        uint32_t word[1];
+    };
+    // The bytes of the four rows whose sums a thread has.
+    template <uint32_t NUM>
+    struct RowBytes {
+        KCCL_DECODE void skip(uint32_t num) {
+            KCCL_UNROLL
+            for (auto& bytes : row) bytes >>= 8 * num;
+        }
+        typename RowBytesWord<NUM>::Type row[4];
+    };
+    // The scales of these rows. Scales of one byte stay as they are until they are used.
+    template <class SCALE, bool IS_BYTE = sizeof(SCALE) == 1>
+    struct Scales {
+        KCCL_DECODE float operator[](uint32_t i) const { return value[i]; }
+        float value[4];
+    };
+    template <class SCALE>
+    struct Scales<SCALE, true> {
+        KCCL_DECODE float operator[](uint32_t i) const {
+            return widened(SCALE{static_cast<uint8_t>(four >> 8 * i)});
+        }
+        uint32_t four;
+    };
+    struct Scaled {
+        float value[4];
+    };
+
+    // The sums of a vector's high and low parts.
+    static constexpr uint32_t kParts = 2;
 
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
         return (column / 4 * 16 + row) * 8 + column % 4 * 2;
     }
+
+    KCCL_CONSTEXPR static Place place_of(uint32_t i) { return {i / 4 % 16, i / 64 * 4 + i % 4}; }
+
+    KCCL_CONSTEXPR static uint32_t scale_at(uint32_t row) { return row; }
 
     class Lane {
       public:
@@ -42,6 +92,47 @@ struct Mma {
             return {mem::load_streamed(reinterpret_cast<const uint64_t*>(tile) + thread_)};
         }
 
+        // Two threads share eight numbers of 4 or 2 bits. Those of the second one lie behind the
+        // first one's in each half (bit_of_nibble, bit_of_upper).
+        template <uint32_t BITS>
+        KCCL_DECODE Packed<BITS> packed(const uint8_t* tile) const {
+            using Word = typename BytesOf<BITS == 2 ? 2 : 4>::Type;
+            const auto* const words = reinterpret_cast<const Word*>(tile);
+            if constexpr (BITS == 8) return {{mem::load_plain(words + thread_)}};
+            const uint32_t eight = mem::load_plain(words + thread_ / 2);
+            return {{eight >> 2 * BITS * (thread_ % 2)}};
+        }
+
+        template <uint32_t NUM>
+        KCCL_DECODE RowBytes<NUM> row_bytes(const uint8_t* bytes) const {
+            RowBytes<NUM> found;
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < 4; ++i) {
+                const auto* const all = reinterpret_cast<const typename BytesOf<NUM>::Type*>(bytes);
+                found.row[i] = mem::load_plain(all + first_row() + i);
+            }
+            return found;
+        }
+
+        template <class SCALE>
+        KCCL_DECODE Scales<SCALE> scales(const uint8_t* scales) const {
+            if constexpr (sizeof(SCALE) == 1) {
+                return {mem::load_plain(reinterpret_cast<const uint32_t*>(scales + first_row()))};
+            } else {
+                Scales<SCALE> found;
+                KCCL_UNROLL
+                for (uint32_t i = 0; i < 4; ++i) {
+                    const auto* const all = reinterpret_cast<const SCALE*>(scales);
+                    found.value[i] = widened(mem::load_plain(all + first_row() + i));
+                }
+                return found;
+            }
+        }
+
+        KCCL_DECODE uint32_t zeros(const uint8_t* zeros) const {
+            return mem::load_plain(zeros + thread_ % 16) * 0x101u;
+        }
+
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             if (thread_ % 16 / 2 >= num_vectors_) return {0};
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
@@ -55,6 +146,10 @@ struct Mma {
             for (float& value : sums.value) value *= factor;
         }
 
+        KCCL_DECODE void store_parts(const Sums& sums, float* to) const {
+            if (thread_ < kParts * num_vectors_) mem::store_plain(to + thread_, sums.value[0]);
+        }
+
         template <class F>
         KCCL_DECODE void totals(const Sums& sums, F f) const {
             uint32_t i = 0;
@@ -65,19 +160,64 @@ struct Mma {
         }
 
         template <class F>
+        KCCL_DECODE void totals(const Scaled& scaled, F f) const {
+            uint32_t i = 0;
+            for_each_place([&](uint32_t row, uint32_t vector) {
+                const float high = scaled.value[i++];
+                const float low = platform::move_lanes<platform::kLaneOddOfPair>(high);
+                // Products with powers of two are exact.
+                f(row, vector, high * Parts<T>::kHigh + low * Parts<T>::kLow);
+            });
+        }
+
+        template <class F>
         KCCL_DECODE void for_each_place(F f) const {
             const bool has_high = thread_ % 2 == 0;
             KCCL_UNROLL
             for (uint32_t i = 0; i < kTotals; ++i) {
-                f(has_high ? thread_ / 16 * 4 + i : kTileRows, thread_ % 16 / 2);
+                f(has_high ? first_row() + i : kTileRows, thread_ % 16 / 2);
             }
         }
 
       private:
+        // The first of the four rows whose sums the thread has.
+        KCCL_DECODE uint32_t first_row() const { return thread_ / 16 * 4; }
+
         const uint32_t thread_;
         const uint32_t num_vectors_;
         const uint32_t input_;  // where the thread's part of inputs begins, in bytes
     };
+
+    KCCL_DECODE static Sums sums_of(const float* from) {
+        const float part = mem::load_plain(from + warp().index() % kParts);
+        return {{part, part, part, part}};
+    }
+
+    // Of numbers of 4 bits the first four of a word are the thread's.
+    template <uint32_t NUM>
+    KCCL_DECODE static Weights words_of(const uint64_t (&fours)[NUM]) {
+        return {fours[0]};
+    }
+
+    template <uint32_t NUM>
+    KCCL_DECODE static Scales<float> scaled(const Scales<f16>& scales, const RowBytes<NUM>& bytes,
+                                            uint32_t i) {
+        Scales<float> products;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < 4; ++k) {
+            const auto byte = static_cast<uint32_t>(bytes.row[k] >> 8 * i) & 0xff;
+            products.value[k] = scales[k] * byte_less_128(byte);
+        }
+        return products;
+    }
+
+    template <class SCALES>
+    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const SCALES& scales) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+            scaled.value[i] = times_plus(sums.value[i], scales[i], scaled.value[i]);
+        }
+    }
 
     KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
         Floats total = platform::bit_cast<Floats>(sums);
