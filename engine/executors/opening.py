@@ -14,6 +14,7 @@ from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
 from ..model.batches import MOST_REQUESTS
 from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
+from ..model.ops import KINDS, Place, products_in
 from ..model.program import Program
 from ..monokernel.layout import packed_bytes, total_bytes
 from ..monokernel.limits import check, most_drafts
@@ -52,6 +53,8 @@ class Backend(NamedTuple):
         takes_drafters: Whether a function in Python can make them.
         takes_batches: Whether several requests can run at the same time.
         has_layers_alike: Whether a kind of op must have the same format in all layers.
+        has_products_alike: Whether all products of the layers must have one format, if a format of
+            them has scales.
     """
 
     bytes_of: Callable[[Program, int, int], int]
@@ -64,6 +67,7 @@ class Backend(NamedTuple):
     takes_drafters: bool = False
     takes_batches: bool = False
     has_layers_alike: bool = False
+    has_products_alike: bool = False
 
 
 def rounding(checkpoint: Checkpoint) -> list[str]:
@@ -154,9 +158,8 @@ _ON_CUDA = Backend(
     takes_drafts=True,
     has_layers_alike=True,
 )
-# On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong. So all
-# products must have the same format, BF16 or FP16.
-_ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=(), takes_drafts=False)
+# On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong.
+_ON_HIP = _ON_CUDA._replace(takes_drafts=False, has_products_alike=True)
 BACKENDS = {
     "host": Backend(
         _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, True, True, True
@@ -198,12 +201,31 @@ def read_for(
                 f"weights is {weights!r}, must be {names} on backend {backend!r}: backend 'host' "
                 "multiplies others"
             )
-        return checkpoint.as_dtype(dtype or usual).as_weights(weights)
+        rounded = checkpoint.as_dtype(dtype or usual).as_weights(weights)
+        if BACKENDS[backend].has_products_alike and len(found := formats_of_layers(rounded)) > 1:
+            raise kccl.InvalidArgument(
+                f"weights is {weights!r}, must give the layers' matrices one format on backend "
+                f"{backend!r}: in this model they would have {', '.join(found)}"
+            )
+        return rounded
     if dtype is not None:
         return checkpoint.as_dtype(dtype)
-    return checkpoint.as_dtype(usual).as_stored(
+    kept = checkpoint.as_dtype(usual).as_stored(
         BACKENDS[backend].keeps, is_alike=BACKENDS[backend].has_layers_alike
     )
+    if BACKENDS[backend].has_products_alike and len(formats_of_layers(kept)) > 1:
+        return checkpoint.as_dtype(usual).as_stored(DTYPES)
+    return kept
+
+
+def formats_of_layers(checkpoint: Checkpoint) -> list[str]:
+    """Returns the names of the formats that products of the layers have. Those of 16 bits count as
+    one.
+    """
+    kinds = (kind for kind in products_in(checkpoint.config) if KINDS[kind].place is Place.LAYER)
+    found = {checkpoint.formats[kind] for kind in kinds}
+    names = {each.name if each.scale_bytes else "16 bits" for each in found}
+    return sorted(names)
 
 
 def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:

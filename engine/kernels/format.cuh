@@ -5,7 +5,8 @@
 //                                  vector is split into two parts of it
 //   F::kTileBytes                  of a packed tile of 16 x 16 values
 //   F::Stored                      this thread's part of a packed tile, in registers
-//   F::load(lane, tile)            loads it from shared or global memory; lane: Mma<Operand>::Lane
+//   F::load(lane, tile)            loads it from shared or global memory; lane: Mma<Operand>::Lane,
+//                                  or with scales also a StreamingLane
 //   F::streamed(lane, tile)        the same of a tile in global memory that is read once
 //   F::operand(stored)             what Mma<Operand>::multiply() takes; with scales, it gets those
 //                                  as well

@@ -14,6 +14,8 @@
 //                                   which part of everything this thread has: made once for many
 //                                   products. The float4s of a vector lie `stride` float4s behind
 //                                   those of the vector before
+//   Mma<T>::StreamingLane           a Lane whose packed(), scales(), row_bytes() and zeros() read
+//                                   global memory that is read once
 //   lane.weights(tile)              this thread's part of a tile, in shared or global memory
 //   lane.streamed(tile)             the same of a tile in global memory that is read once
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the

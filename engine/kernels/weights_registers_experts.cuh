@@ -18,6 +18,8 @@ class ExpertRegisterWeights : public RegisterWeights<S> {
     using typename Base::First;
 
   public:
+    static_assert(StageFormats<S>::kAreOne, "a stage has one of several formats");
+
     KCCL_DECODE ExpertRegisterWeights(const DeviceComm& comm, const Task& task, Shared<S>& shared)
         : Base(comm, task, shared),
           only_reads_(task.only_reads != 0),
@@ -56,7 +58,7 @@ class ExpertRegisterWeights : public RegisterWeights<S> {
 
     KCCL_DECODE void skip(uint32_t num) {
         await<First>(0);
-        Base::multiply_unused();
+        Base::template multiply_unused<First>();
         has_multiplied(num);
     }
 
@@ -90,7 +92,7 @@ class ExpertRegisterWeights : public RegisterWeights<S> {
         const uint32_t num = tiles.num * M::kAllSteps;
         if (step_ >= num) return;
         const uint64_t layer = layer_ * ExpertMemory<S>::kLayer + in_layer;
-        Base::load_from([&](uint32_t i) {
+        Base::template load_from<First>([&](uint32_t i) {
             // Behind the last step comes the last one again.
             const Piece piece = M::piece_at(tiles.first, least_of(step_ + i, num - 1));
             const uint64_t unit = layer + expert_at(piece.place) * M::kUnitsOfOne;

@@ -99,7 +99,8 @@ def tuning_for(
         )
     kind = machine.kind
     warps, steps = _warps_and_steps(program, world_size, kind)
-    stage = stage_bytes(program, warps, steps, _STRIP_TILES)
+    strip_tiles = _strip_tiles(program, kind, warps)
+    stage = stage_bytes(program, warps, steps, strip_tiles)
     ahead = stage if kind.weights_in_registers else machine.shared_bytes
     # A chunk of positions would need as many experts. A prompt runs one position at a time.
     has_chunks = kind.chunk > 1 and c.experts is None
@@ -116,7 +117,7 @@ def tuning_for(
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
-        strip_tiles=_STRIP_TILES if has_scales(program) else 1,
+        strip_tiles=strip_tiles if has_scales(program) else 1,
         in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
         parked=_PARKED if c.experts is not None else 0,
@@ -138,6 +139,18 @@ def tuning_for(
     )
 
 
+def _strip_tiles(program: Program, kind: Kind, warps: int) -> int:
+    """Returns the most tiles that share scales. Where weights are in registers, a stage is loaded
+    before its product is known. So all products of a layer then have strips of one length.
+    """
+    most = _STRIP_TILES
+    if not kind.weights_in_registers:
+        return most
+    while len({each.strip_tiles(warps, most) for each in products_of(program, 1)}) > 1:
+        most //= 2
+    return most
+
+
 def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int, int]:
     """Returns the number of warps that pads the model least, and the steps of a stage. The warps
     change bits, so they depend only on the model and the kind of device.
@@ -147,7 +160,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     def padded(warps: int) -> int:
         """Returns the bytes of a layer, including zeros that make all warps' parts equally long."""
         products = products_of(program, num_lanes)
-        return sum(each.packed_bytes(warps, _STRIP_TILES) for each in products)
+        strip_tiles = _strip_tiles(program, kind, warps)
+        return sum(each.packed_bytes(warps, strip_tiles) for each in products)
 
     def steps(warps: int, numbers: Collection[int]) -> int:
         """Returns the largest number of steps of whole strips that divides each product's steps,
@@ -155,6 +169,7 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         """
         products = [each for lanes in numbers for each in products_of(program, lanes)]
         products.append(head_of(program))
+        strip_tiles = _strip_tiles(program, kind, warps)
 
         most = min(_MOST_OF_WARP // tile_bytes, kind.most_stage_bytes // (warps * tile_bytes))
         if program.config.experts is not None and warps > kind.warps_together:
@@ -163,14 +178,14 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
             num
             for num in range(1, most + 1)
             if all(
-                each.stage_steps(num, tile_bytes) % each.strip_tiles(warps, _STRIP_TILES) == 0
+                each.stage_steps(num, tile_bytes) % each.strip_tiles(warps, strip_tiles) == 0
                 for each in products
             )
         ]
 
         def fits(each: Product, num: int) -> bool:
             own = each.stage_steps(num, tile_bytes)
-            of_row = each.steps(warps, _STRIP_TILES)
+            of_row = each.steps(warps, strip_tiles)
             if is_in_place(program, each) and gcd(own, of_row) % _PART == 0:
                 return True
             all_steps = each.lanes * of_row

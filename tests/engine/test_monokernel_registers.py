@@ -93,8 +93,8 @@ def test_what_asks_for_a_ring_is_refused(variant, message):
 # Text of weights_registers.cuh that is there once, and what takes its place.
 BUGS = {
     "a short stage counts as a whole one": (
-        "next_ += least_of(num, S::kStageSteps);",
-        "next_ += S::kStageSteps;",
+        "next_ += least_of(num, whole);",
+        "next_ += whole;",
     ),
     "the head's weights come in every token step": ("if (next_ == end_)", "if (next_ == num_)"),
     "a stage is not loaded": (

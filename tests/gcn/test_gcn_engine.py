@@ -12,6 +12,7 @@ import pytest
 from device_compilers import has_zig
 from gcn_engine import SHARED_BYTES, Decoder, simulated
 
+from kccl.engine.executors.opening import formats_of_layers, read_for
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams
@@ -101,6 +102,37 @@ def test_the_tokens_are_the_references_on_any_number_of_ranks(model):
             first = each if first is None else first
             np.testing.assert_allclose(each, logits, atol=TOLERANCE)
             np.testing.assert_array_equal(words(each), words(first))
+
+
+# A warp has 4 tiles of a residual's columns and of a lane's attention, and 8 of its MLP, all in
+# strips of 4.
+# The head is BF16, so a stage of it has half as many tiles as one of FP8, or a quarter.
+WIDE = {"hidden": 128, "head_dim": 64, "ffn": 512, "vocab_size": 128, "context": CONTEXT}
+WIDE |= {"num_lanes": 2, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
+
+
+MATRICES = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
+
+
+@pytest.mark.takes(60)
+@pytest.mark.parametrize(
+    ("form", "stored", "weights", "steps"),
+    [("e4m3_128", None, "fp8", 8), ("int4_128", None, "int4", 16), ("nested4_32", "q4_1", None, 8)],
+)
+def test_the_tokens_of_weights_with_scales_are_the_references(form, stored, weights, steps):
+    matrices = dict.fromkeys(MATRICES, stored) if stored else None
+    drawn = random_checkpoint("tiny-llama", **WIDE, stored=matrices)
+    checkpoint = read_for(drawn, "hip", None, weights)
+    assert formats_of_layers(checkpoint) == [form]
+    reference = Reference(checkpoint)
+    params = SamplingParams(max_tokens=NEW)
+    tokens = [token for token, _ in reference.generate(SHORT, params)]
+    decoder = Decoder(checkpoint, 1, replace(CHUNKED, stage_steps=steps, strip_tiles=4), CONTEXT)
+    scored = decoder.score(SHORT, seed=1, limit=LIMIT)
+    made = decoder.generate(SHORT, params, seed=2, limit=LIMIT)
+    assert scored.report.finding is None and made.report.finding is None
+    assert made.tokens == [tokens]
+    np.testing.assert_allclose(scored.logits[0], reference.logits(SHORT), atol=TOLERANCE)
 
 
 def test_chunks_of_a_prompt_leave_the_same_cache():

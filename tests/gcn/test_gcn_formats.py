@@ -62,7 +62,7 @@ class Mutation:
 _UNIT = "targets/mma_hip.cuh"
 MUTATIONS = {
     "both threads of a word take the same four": Mutation(
-        "int4_128", _UNIT, "2 * BITS * (thread_ % 2)", "2 * BITS * (thread_ % 1)"
+        "int4_128", _UNIT, "warp().index() % 2);", "warp().index() % 1);"
     ),
     "a thread takes the scales of the row of its weights": Mutation(
         "e4m3_128", _UNIT, "return thread_ / 16 * 4;", "return thread_ % 16 / 4 * 4;"
@@ -73,8 +73,8 @@ MUTATIONS = {
     "a scale of one byte is another row's": Mutation(
         "mxfp4",
         _UNIT,
-        "static_cast<uint8_t>(four >> 8 * i)",
-        "static_cast<uint8_t>(four >> 8 * (i ^ 1))",
+        "four >> 8 * BYTES * i",
+        "four >> 8 * BYTES * (i ^ 1)",
     ),
     "the last floats of a word lie where FP16 has the first ones": Mutation(
         "nvfp4_128", "formats/mxfp4.cuh", "(pair % 2 == 0 ? 1 : 4)", "(pair % 2 == 0 ? 1 : 3)"

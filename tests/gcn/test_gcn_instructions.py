@@ -85,6 +85,9 @@ INTEGERS = {
         (a & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float32)
     ),
     "v_mul_hi_u32 v40, v10, v11": lambda a, b: (a * b.astype(np.uint64) >> 32).astype(np.uint32),
+    "v_mul_hi_i32_i24_e32 v40, v10, v11": lambda a, b: (
+        (a.view(np.int32) << 8 >> 8).astype(np.int64) * (b.view(np.int32) << 8 >> 8) >> 32
+    ).astype(np.int32),
     "v_bfe_u32 v40, v10, 3, 7": lambda a: a >> 3 & 127,
     "v_bfe_i32 v40, v10, 8, 8": lambda a: (a.view(np.int32) << 16) >> 24,
     "v_bfi_b32 v40, v10, v11, v12": lambda a, b, c: (a & b) | (~a & c),
@@ -144,7 +147,7 @@ def test_halves_that_are_no_numbers_are_told():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plain_accesses_begin_at_any_byte(seed):
-    """Of memory, within lines of a cache and across them."""
+    """They lie within lines of a cache and across them."""
     a, b = integers(), integers()
     code = """global_load_dwordx2 v[40:41], v1, s[4:5] offset:3
 global_load_ushort v42, v1, s[4:5] offset:1

@@ -24,7 +24,7 @@
 //                               for all: that fence then orders what this thread has stored too.
 //                               Before a sync of the block it is not needed
 //   load_plain / store_plain    no order: for memory that a signal already hands over
-//   load_streamed               load_plain of 8 or 16 bytes of global memory that are read once
+//   load_streamed               load_plain of up to 16 bytes of global memory that are read once
 //   load_words / store_words    load_plain / store_plain of a struct of 16 bytes, as two words
 //   read_peer                   a plain copy from another process's own memory; returns 0 or errno.
 //                               CPUs only

@@ -39,7 +39,6 @@ struct Groups {
     using Unit = Mma<Operand>;
     using Stored = typename Unit::template Packed<NUMBERS::kBits>;
     using Scales = ScalesAndZeros<typename Unit::template Scales<SCALE>, HAS_ZEROS>;
-    using Lane = typename Unit::Lane;
     static_assert(COLUMNS % (STRIP * kTileColumns) == 0, "a strip lies in a group");
     static constexpr bool kHasMinimums = false;
     static constexpr uint32_t kBits = NUMBERS::kBits, kStripTiles = STRIP;
@@ -49,9 +48,11 @@ struct Groups {
     static constexpr uint32_t kNumbersAt = sizeof(SCALE) + (HAS_ZEROS ? 1 : 0);
     static constexpr uint32_t kGroupBytes = kNumbersAt + COLUMNS * kBits / 8;
 
+    template <class Lane>
     KCCL_DECODE static Stored load(const Lane& lane, const uint8_t* tile) {
         return lane.template packed<kBits>(tile);
     }
+    template <class Lane>
     KCCL_DECODE static Scales scales(const Lane& lane, const uint8_t* scales) {
         const auto factors = lane.template scales<SCALE>(scales);
         if constexpr (HAS_ZEROS) {

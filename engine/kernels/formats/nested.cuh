@@ -16,7 +16,6 @@ template <uint32_t BITS, uint32_t ZERO, uint32_t SCALED, uint32_t COLUMNS, uint3
 struct Nested {
     using Operand = WideF16;
     using Unit = Mma<Operand>;
-    using Lane = typename Unit::Lane;
     static_assert(BITS == 4 || BITS == 6, "the integers of GGUF's blocks");
     static_assert(COLUMNS % (STRIP * kTileColumns) == 0, "a strip lies in a block");
     static constexpr bool kHasMinimums = true, kHasUpper = BITS > 4;
@@ -55,6 +54,7 @@ struct Nested {
         typename Unit::template RowBytes<kMinimums> minimums;
     };
 
+    template <class Lane>
     KCCL_DECODE static Stored load(const Lane& lane, const uint8_t* tile) {
         if constexpr (kHasUpper) {
             return {lane.template packed<4>(tile), lane.template packed<2>(tile + kLowerBytes)};
@@ -62,6 +62,7 @@ struct Nested {
             return {lane.template packed<4>(tile)};
         }
     }
+    template <class Lane>
     KCCL_DECODE static Scales scales(const Lane& lane, const uint8_t* scales) {
         return {lane.template scales<f16>(scales),
                 lane.template scales<f16>(scales + kSubtrahendsAt),

@@ -22,7 +22,6 @@ template <uint32_t COLUMNS, uint32_t STRIP>
 struct Nvfp4 {
     using Operand = WideF16;
     using Unit = Mma<Operand>;
-    using Lane = typename Unit::Lane;
     static_assert(COLUMNS % (STRIP * kTileColumns) == 0, "a strip lies in a group");
     static constexpr bool kHasMinimums = false;
     static constexpr uint32_t kStripTiles = STRIP, kScaled = 16;
@@ -43,9 +42,11 @@ struct Nvfp4 {
         typename Unit::template Scales<float> factors;
     };
 
+    template <class Lane>
     KCCL_DECODE static Stored load(const Lane& lane, const uint8_t* tile) {
         return {lane.template packed<4>(tile), lane.zeros(tile + kFloatBytes)};
     }
+    template <class Lane>
     KCCL_DECODE static Scales scales(const Lane& lane, const uint8_t* scales) {
         return {lane.template scales<float>(scales)};
     }

@@ -205,6 +205,7 @@ struct Mma {
         const uint32_t num_vectors_;
         const uint32_t input_;  // in bytes
     };
+    using StreamingLane = Lane;
 
     KCCL_DECODE static Sums sums_of(const float* from) {
         const auto both = platform::bit_cast<SumsOfParts>(

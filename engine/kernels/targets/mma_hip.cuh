@@ -33,9 +33,21 @@ struct Mma {
     struct Sums {
         float value[4];
     };
-    template <uint32_t BITS>
+    // Loaded words stay as they are until they are multiplied, so that nothing waits for them
+    // before. Two threads share eight numbers of 4 or 2 bits. Those of the second one lie behind
+    // the first one's in each half (bit_of_nibble, bit_of_upper).
+    template <uint32_t BITS, bool IS_SHARED = BITS != 8>
     struct Packed {
         uint32_t word[1];
+    };
+    template <uint32_t BITS>
+    struct Packed<BITS, true> {
+        struct Shared {
+            KCCL_DECODE uint32_t operator[](uint32_t) const {
+                return eight >> 2 * BITS * (warp().index() % 2);
+            }
+            uint32_t eight;
+        } word;
     };
     // The bytes of the four rows whose sums a thread has.
     template <uint32_t NUM>
@@ -46,18 +58,19 @@ struct Mma {
         }
         typename RowBytesWord<NUM>::Type row[4];
     };
-    // The scales of these rows. Scales of one byte stay as they are until they are used.
-    template <class SCALE, bool IS_BYTE = sizeof(SCALE) == 1>
+    // The scales of these rows, of 1, 2 or 4 bytes, as they are stored.
+    template <class SCALE, uint32_t BYTES = sizeof(SCALE)>
     struct Scales {
-        KCCL_DECODE float operator[](uint32_t i) const { return value[i]; }
-        float value[4];
+        using Bits = typename BytesOf<BYTES>::Type;
+        KCCL_DECODE float operator[](uint32_t i) const {
+            return widened(SCALE{static_cast<Bits>(four >> 8 * BYTES * i)});
+        }
+        typename BytesOf<4 * BYTES>::Type four;
     };
     template <class SCALE>
-    struct Scales<SCALE, true> {
-        KCCL_DECODE float operator[](uint32_t i) const {
-            return widened(SCALE{static_cast<uint8_t>(four >> 8 * i)});
-        }
-        uint32_t four;
+    struct Scales<SCALE, sizeof(float)> {
+        KCCL_DECODE float operator[](uint32_t i) const { return value[i]; }
+        float value[4];
     };
     struct Scaled {
         float value[4];
@@ -74,11 +87,13 @@ struct Mma {
 
     KCCL_CONSTEXPR static uint32_t scale_at(uint32_t row) { return row; }
 
-    class Lane {
+    // STREAMS: whether weights and their scales are read once, from global memory.
+    template <bool STREAMS>
+    class LaneOf {
       public:
         // Each number of a vector is split into a high and a low part. Column 2v of the matrix unit
         // has the high parts of vector v, column 2v + 1 its low parts.
-        KCCL_DECODE Lane(uint32_t num_vectors, uint32_t stride)
+        KCCL_DECODE LaneOf(uint32_t num_vectors, uint32_t stride)
             : thread_(warp().index()),
               num_vectors_(num_vectors),
               input_(thread_ % 16 / 2 * stride * sizeof(StagedFloat4) +
@@ -92,15 +107,12 @@ struct Mma {
             return {mem::load_streamed(reinterpret_cast<const uint64_t*>(tile) + thread_)};
         }
 
-        // Two threads share eight numbers of 4 or 2 bits. Those of the second one lie behind the
-        // first one's in each half (bit_of_nibble, bit_of_upper).
         template <uint32_t BITS>
         KCCL_DECODE Packed<BITS> packed(const uint8_t* tile) const {
             using Word = typename BytesOf<BITS == 2 ? 2 : 4>::Type;
             const auto* const words = reinterpret_cast<const Word*>(tile);
-            if constexpr (BITS == 8) return {{mem::load_plain(words + thread_)}};
-            const uint32_t eight = mem::load_plain(words + thread_ / 2);
-            return {{eight >> 2 * BITS * (thread_ % 2)}};
+            if constexpr (BITS == 8) return {{load(words + thread_)}};
+            return {{load(words + thread_ / 2)}};
         }
 
         template <uint32_t NUM>
@@ -109,28 +121,29 @@ struct Mma {
             KCCL_UNROLL
             for (uint32_t i = 0; i < 4; ++i) {
                 const auto* const all = reinterpret_cast<const typename BytesOf<NUM>::Type*>(bytes);
-                found.row[i] = mem::load_plain(all + first_row() + i);
+                found.row[i] = load(all + first_row() + i);
             }
             return found;
         }
 
         template <class SCALE>
         KCCL_DECODE Scales<SCALE> scales(const uint8_t* scales) const {
-            if constexpr (sizeof(SCALE) == 1) {
-                return {mem::load_plain(reinterpret_cast<const uint32_t*>(scales + first_row()))};
+            if constexpr (sizeof(SCALE) < sizeof(float)) {
+                using Four = typename BytesOf<4 * sizeof(SCALE)>::Type;
+                return {load(reinterpret_cast<const Four*>(scales) + thread_ / 16)};
             } else {
                 Scales<SCALE> found;
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < 4; ++i) {
                     const auto* const all = reinterpret_cast<const SCALE*>(scales);
-                    found.value[i] = widened(mem::load_plain(all + first_row() + i));
+                    found.value[i] = load(all + first_row() + i);
                 }
                 return found;
             }
         }
 
         KCCL_DECODE uint32_t zeros(const uint8_t* zeros) const {
-            return mem::load_plain(zeros + thread_ % 16) * 0x101u;
+            return load(zeros + thread_ % 16) * 0x101u;
         }
 
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
@@ -180,6 +193,12 @@ struct Mma {
         }
 
       private:
+        template <class W>
+        KCCL_DECODE static W load(const W* from) {
+            if constexpr (STREAMS) return mem::load_streamed(from);
+            return mem::load_plain(from);
+        }
+
         // The first of the four rows whose sums the thread has.
         KCCL_DECODE uint32_t first_row() const { return thread_ / 16 * 4; }
 
@@ -187,13 +206,15 @@ struct Mma {
         const uint32_t num_vectors_;
         const uint32_t input_;  // where the thread's part of inputs begins, in bytes
     };
+    using Lane = LaneOf<false>;
+    using StreamingLane = LaneOf<true>;
 
     KCCL_DECODE static Sums sums_of(const float* from) {
         const float part = mem::load_plain(from + warp().index() % kParts);
         return {{part, part, part, part}};
     }
 
-    // Of numbers of 4 bits the first four of a word are the thread's.
+    // Takes the first four numbers of a word: those are the thread's.
     template <uint32_t NUM>
     KCCL_DECODE static Weights words_of(const uint64_t (&fours)[NUM]) {
         return {fours[0]};

@@ -146,6 +146,7 @@ struct Mma {
         const uint32_t num_vectors_;
         const uint32_t stride_;
     };
+    using StreamingLane = Lane;
 
     KCCL_DECODE static Sums sums_of(const float* from) {
         Sums sums;

@@ -207,6 +207,8 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_mul_u32_u24", binary<[](U a, U b) { return low24(a) * low24(b); }>);
     add("v_mul_hi_u32_u24",
         binary<[](U a, U b) { return static_cast<U>(UU{low24(a)} * low24(b) >> 32); }>);
+    add("v_mul_hi_i32_i24",
+        binary<[](U a, U b) { return static_cast<U>(int64_t{signed24(a)} * signed24(b) >> 32); }>);
     add("v_mul_i32_i24",
         binary<[](U a, U b) { return (static_cast<U>(signed24(a) * signed24(b))); }>);
     add("v_and_b32", binary<[](U a, U b) { return a & b; }>);

@@ -118,14 +118,18 @@ KCCL_DEVICE void finish_stores() {
     platform::await_accesses();
 }
 
-// Loads 8 or 16 bytes of global memory that are read once. The load is nontemporal, so that it
+// Loads up to 16 bytes of global memory that are read once. The load is nontemporal, so that it
 // evicts no data from the caches that is read again.
 template <class T>
 KCCL_DEVICE T load_streamed(const T* address) {
-    using Words = uint32_t __attribute__((ext_vector_type(sizeof(T) / sizeof(uint32_t))));
-    static_assert(sizeof(T) == sizeof(Words) && sizeof(T) >= 8, "the wide loads");
-    const auto* words = (const __attribute__((address_space(1))) Words*)address;
-    return platform::bit_cast<T>(__builtin_nontemporal_load(words));
+    if constexpr (sizeof(T) < 8) {
+        return __builtin_nontemporal_load((const __attribute__((address_space(1))) T*)address);
+    } else {
+        using Words = uint32_t __attribute__((ext_vector_type(sizeof(T) / sizeof(uint32_t))));
+        static_assert(sizeof(T) == sizeof(Words), "the wide loads");
+        const auto* words = (const __attribute__((address_space(1))) Words*)address;
+        return platform::bit_cast<T>(__builtin_nontemporal_load(words));
+    }
 }
 
 // Makes mem.cuh include mem_copies.cuh.
