@@ -16,6 +16,7 @@ import pytest
 from again import Again
 from budget import Budget
 from limits import Limits
+from reading import FromTheEnd, begins_at_the_end
 from skips import Complete
 from slowest import Slowest
 from without_gpu import WithoutGpu
@@ -62,6 +63,8 @@ def pytest_configure(config):
         plugins.append(Complete())
     if config.option.seed or config.option.until:
         plugins.append(Budget(config.option.seed, config.option.until))
+    if begins_at_the_end(config):
+        plugins.append(FromTheEnd())
     # What a worker of pytest-xdist finds is shown by the process that started it.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(WithoutGpu(), "without_gpu")
