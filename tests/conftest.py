@@ -3,11 +3,13 @@
 import gc
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from itertools import count
 from pathlib import Path
 
 import again
@@ -25,6 +27,7 @@ WORKERS = Path(__file__).parent / "workers"
 
 
 _cache = ""
+_numbers = count()
 _ENDS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
 
 
@@ -128,6 +131,15 @@ def pytest_configure_node(node):
     variable = driver.table().visible_devices
     visible = os.environ.get(variable, ",".join(map(str, range(count)))).split(",")
     node.workerinput["gpus"] = {variable: ",".join(visible[number * each : (number + 1) * each])}
+
+
+@pytest.fixture
+def tmp_path(request, tmp_path_factory):
+    """A folder of the test's own. pytest looks at those of all earlier tests to find its number."""
+    name = re.sub(r"\W", "_", request.node.name)[:25]
+    folder = tmp_path_factory.getbasetemp() / f"{name}_{next(_numbers)}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture(autouse=True)
