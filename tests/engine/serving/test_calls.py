@@ -172,7 +172,8 @@ PARTS = st.sampled_from(
 TEXTS = st.lists(PARTS | st.text(max_size=3), max_size=12).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+# Each run has other examples.
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from([None, *KINDS]),
     TEXTS | st.sampled_from([text for _, text, _, _ in WHOLE]),

@@ -45,8 +45,9 @@ NAMES += ["max_output_tokens", "metadata"]
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
 
 
+# Each run has other examples.
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.sampled_from(POSTS),
@@ -76,7 +77,7 @@ BYTES = st.binary(max_size=20) | st.sampled_from([b"bytes=0-1,5-", b"bytes=-1", 
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "x"]),
