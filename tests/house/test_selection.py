@@ -14,6 +14,7 @@ from budget import drawn
 from limits import Limits
 from long import long_after, long_beyond_each
 from skips import is_allowed
+from slowest import Slowest
 from source_tree import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -241,6 +242,23 @@ def test_a_limit_covers_fixtures_unless_they_are_apart(apart):
     item = SimpleNamespace(get_closest_marker=lambda _: takes, add_marker=added.append)
     Limits().pytest_collection_modifyitems([item])
     assert added == [pytest.mark.timeout(100, func_only=bool(apart))]
+
+
+def test_a_run_ends_with_its_folders_and_its_slowest_files():
+    ended, lines = Slowest(), []
+    for nodeid, seconds in (
+        ("sim/test_a.py", 2),
+        ("engine/model/test_b.py", 4),
+        ("sim/test_c.py", 3),
+    ):
+        ended.pytest_runtest_logreport(
+            SimpleNamespace(nodeid=f"tests/{nodeid}::test_some", duration=seconds)
+        )
+    ended.pytest_terminal_summary(SimpleNamespace(line=lines.append))
+    assert lines[0] == "seconds by folder, on all workers: sim 5, engine 4"
+    assert [line.split()[-1] for line in lines[2:]] == [
+        *("tests/engine/model/test_b.py", "tests/sim/test_c.py", "tests/sim/test_a.py")
+    ]
 
 
 def test_signals_work_though_who_started_the_tests_ignores_them(told, tmp_path):
