@@ -1,5 +1,6 @@
 """Which tests `make test` and `make test-all` run, and what may skip a test."""
 
+import gc
 import os
 import re
 import signal
@@ -259,6 +260,10 @@ def test_a_run_ends_with_its_folders_and_its_slowest_files():
     assert [line.split()[-1] for line in lines[2:]] == [
         *("tests/engine/model/test_b.py", "tests/sim/test_c.py", "tests/sim/test_a.py")
     ]
+
+
+def test_the_garbage_collector_is_off_while_tests_are_collected_only():
+    assert gc.isenabled()
 
 
 def test_signals_work_though_who_started_the_tests_ignores_them(told, tmp_path):
