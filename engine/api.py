@@ -34,6 +34,7 @@ from .executors.requests import (
 from .executors.runner import Runner, seeded
 from .files.checkpoint import Checkpoint, open_checkpoint
 from .files.models import find_model
+from .files.packed_cache import PackedCache
 from .model.config import ModelConfig
 from .model.drafts import Drafts
 from .model.executor import Drafted
@@ -85,6 +86,7 @@ class Engine(Closing, Measuring):
         weights: str | None = None,
         tokenizer: bool = True,
         drafts: Drafts | str | int = "off",
+        packed_cache: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Reads the model and packs its weights. Collective.
@@ -123,6 +125,8 @@ class Engine(Closing, Measuring):
                 no token. GPUs have as many as fit into memory; "hip" and mixtures there have none.
                 With `slots`, all requests that run share 8 places of a pass, for last tokens and
                 drafts, and those with a grammar have no drafts.
+            packed_cache: A folder that keeps packed weights, so that the next start only reads
+                them. It is made. Files of other models and versions stay in it.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
@@ -157,9 +161,13 @@ class Engine(Closing, Measuring):
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
             self.context = context_of(self.config, context)
-            self._ranks = start_ranks(
-                checkpoint, backend, ranks, blocks, self.context, prefixes, slots, drafts, progress
-            )
+            packed: PackedCache | None = None
+            if packed_cache is not None:
+                packed = PackedCache(Path(packed_cache), checkpoint.source, checkpoint.files)
+            shape = (blocks, self.context, prefixes, slots, drafts)
+            self._ranks = start_ranks(checkpoint, backend, ranks, *shape, progress, packed)
+            if packed is not None:
+                self.notices += (*dict.fromkeys(packed.notices),)
         finally:
             if opened is not None:
                 opened.close()

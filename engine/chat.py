@@ -80,6 +80,7 @@ def main(args: argparse.Namespace) -> int:
             dtype=args.dtype,
             weights=args.weights,
             drafts=args.drafts,
+            packed_cache=args.packed_cache,
             progress=tell,
         )
     with engine:

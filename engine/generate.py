@@ -48,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
             weights=args.weights,
             tokenizer=is_text,
             drafts=args.drafts,
+            packed_cache=args.packed_cache,
             progress=tell,
         )
     with engine:

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 
 import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
-from kccl.engine.commands.options import add_drafts_argument, add_weights_argument
+from kccl.engine.commands.options import (
+    add_drafts_argument,
+    add_packed_cache_argument,
+    add_weights_argument,
+)
 from kccl.engine.executors.opening import BACKENDS
 from kccl.engine.files.models import find_model
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
@@ -102,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_weights_argument(parser)
     add_drafts_argument(parser)
+    add_packed_cache_argument(parser)
     parser.add_argument(
         "--trace",
         type=Path,
@@ -168,6 +173,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             dtype=args.dtype,
             weights=args.weights,
             drafts=args.drafts,
+            packed_cache=args.packed_cache,
         ) as engine:
             # The reference and the peers get the weights as the engine has rounded them, so that
             # tokens can be compared.

@@ -5,13 +5,18 @@ This part is in the same shared library as the rest of kccl, because the host ex
 wait for each other with kccl's wait_until() (csrc/include/kccl/wait.cuh).
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import kccl._core
 from kccl._core import ffi, lib
 
-__all__ = ["ENDS", "as_argument", "ffi", "lib"]
+__all__ = ["ENDS", "FILE", "as_argument", "ffi", "lib"]
+
+FILE = Path(kccl._core.__file__)
+"""The shared library."""
 
 ENDS: dict[int, str] = {
     lib.kKcclEngineGoesOn: "",

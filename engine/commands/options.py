@@ -101,6 +101,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_weights_argument(parser)
     add_drafts_argument(parser)
+    add_packed_cache_argument(parser)
 
 
 def add_weights_argument(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +123,16 @@ def add_drafts_argument(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens, 1 to 7, that are guessed from what was there before and checked together; "
         "auto: fewer where few are right; not on hip; the answer is the same (off)",
+    )
+
+
+def add_packed_cache_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument with which commands say Engine's `packed_cache`."""
+    parser.add_argument(
+        "--packed-cache",
+        metavar="DIR",
+        help="a folder that keeps packed weights, so that the next start only reads them; made if "
+        "it does not exist (none)",
     )
 
 

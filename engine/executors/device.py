@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 import kccl
 
 from ..files.checkpoint import Checkpoint
+from ..files.packed_cache import PackedCache
 from ..model.drafts import OFF, Drafts
 from ..model.executor import BEGINNING, Place, Token, Traced, finite
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
 from ..model.variant import TRACING, USUAL, Variant
-from ..monokernel import answer, loading, weights
+from ..monokernel import answer, keeping, loading, weights
 from ..monokernel import task as structs
 from ..monokernel.compiled import Kernels, check_sampling, used_drafts, wants_sampling
 from ..monokernel.launching import Compiled, Grids, Launcher
@@ -53,6 +54,7 @@ class DeviceExecutor:
         drafts: Drafts = OFF,
         warp_size: int = 32,
         progress: weights.Progress = lambda nbytes: None,
+        packed: PackedCache | None = None,
     ) -> None:
         """Compiles the kernel for the model's shape, and packs this rank's weights. Collective.
 
@@ -65,6 +67,7 @@ class DeviceExecutor:
             drafts: What requests will ask for. Only checked here: it must fit.
             warp_size: The threads of a warp of the simulated device.
             progress: Called with the number of bytes that were packed since the last call.
+            packed: The folder that keeps packed weights; None: they are not kept.
 
         Raises:
             InvalidArgument: The monokernel cannot run the model on so many ranks, or such drafts.
@@ -92,18 +95,12 @@ class DeviceExecutor:
         self._work = Work()
         self._is_closed = False
         self.nbytes = self._kernels.usual.sizes.weights
+        model, grids = (checkpoint, self.program, comm), self._grids
+        kept = None if packed is None else keeping.Kept(packed, *model, tuning, self._arena, grids)
         self._loaded = loading.load(
-            checkpoint,
-            self.program,
-            comm,
-            self._arena,
-            self._kernels.usual.sizes,
-            context,
-            self._grids.pack,
-            progress,
-            slots,
-            self._columns,
-            None if device is None else self._grids.draw,
+            *(*model, self._arena, self._kernels.usual.sizes, context, grids.pack, progress),
+            *(slots, self._columns, None if device is None else grids.draw),
+            kept,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
         self.rotations = self._loaded.rotations

@@ -13,6 +13,7 @@ import kccl
 
 from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
+from ..files.packed_cache import PackedCache
 from ..model.batches import Member
 from ..model.drafts import HOST_PACE, OFF, Drafts
 from ..model.executor import BEGINNING, Place, Token, Traced
@@ -56,6 +57,7 @@ class HostExecutor:
         context: int,
         slots: int = 1,
         progress: Progress = lambda nbytes: None,
+        packed: PackedCache | None = None,
     ) -> None:
         """Packs this rank's weights and starts its threads. Collective: all ranks must call it.
 
@@ -68,6 +70,7 @@ class HostExecutor:
             context: The positions that a slot of the KV cache has room for.
             slots: The number of sequences that the KV cache keeps, each in a slot.
             progress: See packing.Progress.
+            packed: The folder that keeps packed weights; None: they are not kept.
 
         Raises:
             InvalidArgument: An argument is out of range.
@@ -86,7 +89,8 @@ class HostExecutor:
         parts = Parts(self.program, comm.world_size)
         self._parts = parts
         self._order = pair_order(config.head_dim, is_interleaved=config.rope.is_interleaved)
-        self._weights = PackedWeights(checkpoint, self.program, parts, comm.rank, progress)
+        given = checkpoint, self.program, parts, comm.rank, progress, packed
+        self._weights = PackedWeights(*given)
         self.rotations = Rotations(self.program, context)
         self._model = self._make_model()
         self._window = comm.window(lib.kccl_engine_window_bytes(self._model, comm.world_size))

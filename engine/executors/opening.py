@@ -10,6 +10,7 @@ import kccl
 
 from ..base.core import lib
 from ..files.checkpoint import Checkpoint
+from ..files.packed_cache import PackedCache
 from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
 from ..model.batches import MOST_REQUESTS
 from ..model.drafts import OFF, Drafts, drafts_of
@@ -44,8 +45,8 @@ class Backend(NamedTuple):
             GGUF's blocks, in forms of formats/nested.py. They are kept unless the caller asks for a
             dtype.
         rounds: The values of Engine's argument `weights` that the backend supports.
-        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, progress).
-            Collective.
+        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, progress,
+            packed). Collective.
         held: Returns the bytes of packed weights that a rank keeps in host memory, for
             check_memory(): (program, rank, world size). None: they lie on a GPU, whose driver
             refuses allocations that do not fit before weights are read.
@@ -61,7 +62,10 @@ class Backend(NamedTuple):
     dtypes: Collection[str]
     keeps: Collection[str]
     rounds: Collection[str]
-    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, int, Drafts, Told], Executor]
+    make: Callable[
+        [Checkpoint, kccl.Communicator, int | None, int, int, Drafts, Told, PackedCache | None],
+        Executor,
+    ]
     held: Callable[[Program, int, int], int] | None
     takes_drafts: bool = False
     takes_drafters: bool = False
@@ -94,6 +98,7 @@ def _make_host(
     slots: int,
     drafts: Drafts,
     progress: Told,
+    packed: PackedCache | None,
 ) -> Executor:
     number, cpus = place(comm, blocks)
     return HostExecutor(
@@ -104,6 +109,7 @@ def _make_host(
         context=context,
         slots=slots,
         progress=progress,
+        packed=packed,
     )
 
 
@@ -115,6 +121,7 @@ def _make_device(
     slots: int,
     drafts: Drafts,
     progress: Told,
+    packed: PackedCache | None,
 ) -> Executor:
     program = Program(checkpoint.config, checkpoint.formats)
     if comm.backend == "hip" and checkpoint.config.experts is not None:
@@ -132,6 +139,7 @@ def _make_device(
         slots=slots,
         drafts=drafts,
         progress=progress,
+        packed=packed,
     )
 
 
@@ -300,6 +308,7 @@ def start_ranks(
     requests: int,
     drafts: Drafts,
     progress: Callable[[int, int], None] | None,
+    cache: PackedCache | None,
 ) -> Ranks[Executor]:
     """Starts a model's ranks, and returns those that are in this process. The arguments are
     Engine's; `requests` is its `slots`, the checkpoint must be from read_for(), and the drafts from
@@ -322,7 +331,7 @@ def start_ranks(
             comm,
             model
             | {"context": context, "blocks": blocks, "prefixes": prefixes, "slots": requests}
-            | {"drafts": [*drafts.of_all_ranks]},
+            | {"drafts": [*drafts.of_all_ranks], "packed_cache": cache is not None},
         )
         program = Program(checkpoint.config, checkpoint.formats)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
@@ -343,7 +352,7 @@ def start_ranks(
                 if progress is not None:
                     progress(packed[0], total)
 
-        return kind.make(checkpoint, comm, blocks, context, slots, drafts, tell)
+        return kind.make(checkpoint, comm, blocks, context, slots, drafts, tell, cache)
 
     if backend == "sim" and kccl.launched_rank() is None:
         # The simulator runs several ranks of one process in turns. A rank that launches nothing

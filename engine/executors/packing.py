@@ -18,11 +18,13 @@ import kccl
 
 from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
+from ..files.packed_cache import PackedCache
 from ..files.vectors import norms_of
 from ..formats.base import Format
 from ..model.ops import KINDS, OpKind, Rows, Vector
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
+from .kept_panels import KeptPanels
 
 ROWS: int = lib.kKcclEnginePanelRows
 # The embedding and the head are large. So they are read in parts of this many panels, each of which
@@ -218,10 +220,15 @@ class PackedWeights:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, program: Program, parts: Parts, rank: int, progress: Progress
+        self,
+        checkpoint: Checkpoint,
+        program: Program,
+        parts: Parts,
+        rank: int,
+        progress: Progress,
+        cache: PackedCache | None = None,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._config = checkpoint.config
+        self._checkpoint, self._config = checkpoint, checkpoint.config
         self._lanes = range(parts.first_lane[rank], parts.first_lane[rank + 1])
         self._panels = range(parts.first_panel[rank], parts.first_panel[rank + 1])
         self._parts = parts
@@ -238,11 +245,19 @@ class PackedWeights:
         self.norms = norms_of(checkpoint, program)
         self.biases: dict[int, NDArray[np.float32]] = {}
         self.sinks: dict[int, NDArray[np.float32]] = {}
-        for op in program.ops:
-            self.address_of[op.index] = at if sizes[op.index] else 0
-            self._pack(op, at)
-            at += sizes[op.index]
-            progress(sizes[op.index])
+        panels = np.frombuffer(self._memory, np.uint8, self.nbytes, at - start)
+        where = (checkpoint, rank, len(parts.first_lane) - 1, sizes, panels)
+        with KeptPanels(cache, *where) as kept:
+            there = kept.load()
+            for op in program.ops:
+                self.address_of[op.index] = at if sizes[op.index] else 0
+                self._read_vectors(op)
+                if op.index not in there:
+                    self._pack(op, at)
+                    kept.store(op.index)
+                at += sizes[op.index]
+                progress(sizes[op.index])
+            kept.finish()
         # Drops the reference to the checkpoint, so that its owner can free the tensors.
         del self._checkpoint
 
@@ -255,17 +270,19 @@ class PackedWeights:
         self._memory.close()
         self.norms.clear()
 
-    def _pack(self, op: Op, at: int) -> None:
-        """Packs an op's matrices at an address, and stores its biases and sinks."""
+    def _read_vectors(self, op: Op) -> None:
+        """Reads an op's biases and sinks."""
         if op.biases:
             self.biases[op.index] = self._bias(op)
-        kind = KINDS[op.kind]
-        if kind.gives is Vector.LOGITS:
-            self._pack_head(op, at)
-            return
         for name in op.sinks():
             sinks = self._checkpoint.tensor(name, self._lanes) if self._lanes else np.empty(0)
             self.sinks[op.index] = np.ascontiguousarray(sinks, np.float32)
+
+    def _pack(self, op: Op, at: int) -> None:
+        """Packs an op's matrices at an address."""
+        kind = KINDS[op.kind]
+        if kind.gives is Vector.LOGITS:
+            return self._pack_head(op, at)
         if not kind.is_product:
             return
         if kind.gives is Vector.ROUTED:

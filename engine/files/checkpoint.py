@@ -41,6 +41,7 @@ class Checkpoint(Closing):
     Attributes:
         config: The model's configuration.
         source: Its folder or file, for messages.
+        files: The files with its weights: Source.files.
         stored: How the file stores the matrices: one or several of "BF16", "F16",
             "F32", GGUF's names, and those of quantised folders' forms, as in "INT4".
         dtype: The type to which matrices are converted: "bfloat16" or "float16".
@@ -59,7 +60,7 @@ class Checkpoint(Closing):
                 not part of the model.
         """
         self.config = source.config
-        self.source = source.path
+        self.source, self.files = source.path, source.files
         self._source: Source | None = source
         self._tokenizer: Tokenizer | None = None
         self._shapes = self.config.shapes()
@@ -94,9 +95,7 @@ class Checkpoint(Closing):
             names = ", ".join(map(repr, DTYPES))
             raise kccl.InvalidArgument(f"dtype is {dtype!r}, must be one of {names}")
         other = copy.copy(self)
-        other.dtype = dtype
-        other._keeps = ()
-        other.weights = ""
+        other.dtype, other._keeps, other.weights = dtype, (), ""
         other.formats = other._formats_of(self._stored, ())
         return other
 

@@ -84,7 +84,7 @@ class GgufSource(Source):
             kccl.Error: The file is damaged, or holds a model that the engine does not know.
         """
         self._file = GgufParts(path)
-        self.path = self._file.path
+        self.path, self.files = self._file.path, self._file.files
         try:
             tensors = self._file.tensors
             self.shapes = {name: tensor.shape for name, tensor in tensors.items()}

@@ -22,6 +22,7 @@ class GgufParts:
 
     Attributes:
         path: The first part, which has the metadata.
+        files: All parts.
         metadata: Values by key, as GgufFile.metadata.
         tensors: Tensors of all parts by name.
     """
@@ -52,6 +53,7 @@ class GgufParts:
             self.close()
             raise
         self.path = self._files[0].path
+        self.files = {file.path for file in self._files}
         self.metadata = self._files[0].metadata
 
     def _open(self, path: Path) -> GgufFile:

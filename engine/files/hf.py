@@ -124,7 +124,8 @@ class FolderSource(Source):
             elif not self._is_same(embedding, head):
                 self.config = replace(self.config, is_tied=False)
         self.names = layer_names(self.config, whole, per_layer)
-        self.mapped_bytes = max(file.stat().st_size for file in {*files.values()})
+        self.files = {*files.values()}
+        self.mapped_bytes = max(file.stat().st_size for file in self.files)
         self.has_tokenizer = has_tokenizer(path)
         # Ignores the tables of frequencies that older files have in each layer, and a head that is
         # a copy of the embedding.

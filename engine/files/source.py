@@ -1,7 +1,7 @@
 """The interface of a file format, which reads a model's tensors and its tokenizer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ..formats.base import Stored
@@ -30,6 +30,7 @@ class Source(ABC):
         is_stacked: Whether matrices in the file have the lane as their first axis, like the
             config's shapes.
         has_tokenizer: Whether there is a tokenizer beside the weights.
+        files: The files with weights. Random weights have none.
         mapped_bytes: The bytes of the largest file that is mapped while a tensor is read. 0 means
             that none is mapped.
         notices: Sentences, one for each setting of the files that the engine does not follow.
@@ -43,6 +44,7 @@ class Source(ABC):
     ignored: frozenset[str] = frozenset()
     is_stacked: bool = False
     has_tokenizer: bool = False
+    files: Collection[Path] = ()
     mapped_bytes: int = 0
     notices: tuple[str, ...] = ()
 

@@ -103,6 +103,21 @@ KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product,
 #undef KCCL_PACK
 }
 
+// Writes where packed weights lie, in bytes: for each block, and for one behind the last, where its
+// weight stream begins; for each block how much a layer has in its weight stream; and how much a
+// layer's experts have. Called by all threads of a grid.
+template <class S>
+KCCL_DECODE void locate(uint64_t* out) {
+    if (platform::block_in_grid() != 0 || !leads(block())) return;
+    using Dims = Shape<S>;
+    for (uint32_t i = 0; i <= S::kBlocks; ++i) *out++ = Dims::stream_of(i) * kUnitBytes<S>;
+    for (uint32_t i = 0; i < S::kBlocks; ++i) {
+        *out++ = Dims::packed_by(Dims::block_in_group_of(i)) * kUnitBytes<S>;
+    }
+    *out = 0;
+    if constexpr (S::kHasExperts) *out = ExpertMemory<S>::kLayer * kUnitBytes<S>;
+}
+
 // S, but with another number of columns. It samples, because that kernel's block has more memory.
 template <class S, uint32_t COLUMNS>
 struct WithColumns : S {

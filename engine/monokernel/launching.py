@@ -122,6 +122,7 @@ class Grids:
             usual: The module with all kernels.
         """
         self._launcher, self._tuning, self._usual = launcher, tuning, usual
+        self._comm = comm
         self._drawer: Any = None
         # Kernels only wait with this DeviceComm, and send nothing through its buffers. So the
         # smallest buffers are enough.
@@ -134,6 +135,18 @@ class Grids:
         self._launch_packers("pack", *place)
         # load() then copies the next matrix into the same staging memory.
         self._launcher.wait()
+
+    def locate(self, to: int) -> None:
+        """Writes to an address where packed weights lie (locate() in kernels/pack.cuh)."""
+        kernel = self._usual.module.kernel("locate")
+        self._launcher.launch(kernel, to, grid=1, warps=1)
+        self._launcher.wait()
+
+    @property
+    def target(self) -> list[str | int]:
+        """Returns for what kernels are compiled: the vendor, the architecture, the warp's size."""
+        device, module = self._launcher.device, self._usual.module
+        return [self._comm.backend, "" if device is None else device.arch, module.warp_size]
 
     def draw(self, to: int, product: DrawnProduct) -> None:
         """Draws a product of random numbers. pack() then waits for it."""

@@ -1,6 +1,10 @@
 """Copies what a rank's kernels need into its device's memory."""
 
+import os
 from collections.abc import Callable
+from contextlib import closing, nullcontext
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +12,7 @@ from numpy.typing import NDArray
 
 import kccl
 
+from ..base.ahead import ahead
 from ..base.core import ffi
 from ..files.checkpoint import Checkpoint
 from ..files.vectors import norms_of
@@ -16,12 +21,15 @@ from ..model.program import Program
 from ..model.rotations import Rotations
 from . import layout, weights
 from .choices import Choices
+from .keeping import Kept
 from .memory import Arena
 from .outputs import Slots
 from .task import MAILBOX_BYTES, TOKEN_BYTES, layers, mailbox_at, new_task, tokens_at
 
 # The largest number of positions whose logits one launch writes.
 SCORED_AT_ONCE = 64
+# The most threads of a rank that read matrices ahead, and the most bytes of these.
+_MOST_READERS, _MOST_AHEAD = 12, 512 << 20
 
 
 class Sizes(NamedTuple):
@@ -98,6 +106,7 @@ def load(
     slots: int = 1,
     columns: int = 1,
     draw: Callable[[int, weights.DrawnProduct], None] | None = None,
+    kept: Kept | None = None,
 ) -> Loaded:
     """Packs a rank's weights and allocates its memory. Collective.
 
@@ -115,6 +124,7 @@ def load(
         slots: The number of sequences that the KV cache keeps.
         columns: The most positions that a token step runs.
         draw: Writes a product to an address. None: the device draws none.
+        kept: The file that keeps packed weights. None: they are not kept.
     """
     c, world_size = program.config, comm.world_size
     lanes = program.lanes_of(comm.rank, world_size)
@@ -136,17 +146,8 @@ def load(
             "context, or fewer prefixes"
         ) from error
     task.weights = arena.allocate(weights_bytes)
-    staging = arena.allocate(layout.most_bytes(program, world_size))
-    draws = draw is not None
-    matrices = weights.matrices(checkpoint, program, comm.rank, world_size, draws=draws)
-    for piece, matrix in matrices:
-        if isinstance(matrix, weights.DrawnProduct):
-            assert draw is not None
-            draw(staging, matrix)
-        else:
-            arena.write(staging, matrix)
-        pack(task.weights, staging, piece.number, piece.layer, piece.group)
-        progress(matrix.nbytes)
+    with closing(kept) if kept is not None else nullcontext():
+        _fill(checkpoint, program, comm, arena, task.weights, pack, progress, draw, kept)
     task.embedding = arena.place(weights.embedding(checkpoint, program))
     norms = norms_of(checkpoint, program)
     # The experts' products multiply the vector that the router has had.
@@ -190,3 +191,43 @@ def load(
         choices,
         [task.cache + slot * cache_bytes for slot in range(slots)],
     )
+
+
+def _fill(
+    checkpoint: Checkpoint,
+    program: Program,
+    comm: kccl.Communicator,
+    arena: Arena,
+    to: int,
+    pack: Callable[[int, int, int, int, int], None],
+    progress: weights.Progress,
+    draw: Callable[[int, weights.DrawnProduct], None] | None,
+    kept: Kept | None,
+) -> None:
+    """Fills the memory at address `to` with a rank's packed weights: with those that are kept, then
+    with the others, which it packs and keeps. The other arguments are those of load(). Collective.
+    """
+    staging = arena.allocate(layout.most_bytes(program, comm.world_size))
+    pieces = layout.pieces(program, comm.rank, comm.world_size)
+    of_layers = {layer: [*some] for layer, some in groupby(pieces, attrgetter("layer"))}
+    for layer in kept.load(to) if kept is not None else ():
+        progress(sum(piece.product.nbytes for piece in of_layers.pop(layer)))
+    left = [piece for some in of_layers.values() for piece in some]
+    calls = weights.matrices(checkpoint, program, left, draws=draw is not None)
+    threads = max(1, min(_MOST_READERS, len(os.sched_getaffinity(0)) // comm.world_size))
+    with closing(ahead(calls, threads, _MOST_AHEAD)) as matrices:
+        for piece in left:
+            matrix = next(matrices)
+            if isinstance(matrix, weights.DrawnProduct):
+                assert draw is not None
+                draw(staging, matrix)
+            else:
+                arena.write(staging, matrix)
+            # The threads may read another one into its memory while this one is packed.
+            del matrix
+            pack(to, staging, piece.number, piece.layer, piece.group)
+            if kept is not None and piece is of_layers[piece.layer][-1]:
+                kept.store(piece.layer, to)
+            progress(piece.product.nbytes)
+    if kept is not None:
+        kept.finish()

@@ -50,8 +50,14 @@ class Arena(ABC):
         """Copies an array to an address, and returns when the copy is complete."""
 
     @abstractmethod
+    def read_into(self, out: NDArray[np.uint8], address: int) -> None:
+        """Copies the bytes at an address to an array."""
+
     def read(self, address: int, nbytes: int) -> bytes:
         """Returns a copy of the bytes at an address."""
+        out = np.empty(nbytes, np.uint8)
+        self.read_into(out, address)
+        return out.tobytes()
 
 
 class SimArena(Arena):
@@ -66,9 +72,9 @@ class SimArena(Arena):
         array = np.ascontiguousarray(array)
         ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
-    def read(self, address: int, nbytes: int) -> bytes:
+    def read_into(self, out: NDArray[np.uint8], address: int) -> None:
         """See Arena."""
-        return ctypes.string_at(address, nbytes)
+        ctypes.memmove(out.ctypes.data, address, out.nbytes)
 
 
 class GpuArena(Arena):
@@ -94,7 +100,7 @@ class GpuArena(Arena):
                 address, np.ascontiguousarray(array).reshape(-1).view(np.uint8), self._stream
             )
 
-    def read(self, address: int, nbytes: int) -> bytes:
+    def read_into(self, out: NDArray[np.uint8], address: int) -> None:
         """See Arena."""
         with self._device.current():
-            return kccl.gpu.read(address, nbytes, self._stream)
+            kccl.gpu.read_into(out, address, self._stream)

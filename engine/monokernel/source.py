@@ -14,7 +14,7 @@ def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
     """Returns the names of the kernels in source_of()."""
     prefill = ["prefill"] if tuning.chunk > 1 else []
     trace = ["describe_trace"] if traces else []
-    return ["decode", "pack", "copy_cache", "describe", *prefill, *trace]
+    return ["decode", "pack", "copy_cache", "describe", "locate", *prefill, *trace]
 
 
 _PREFILL = """
@@ -156,4 +156,6 @@ KCCL_KERNEL void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {{
 }}
 
 KCCL_KERNEL void describe(KcclDecodeSizes* out) {{ kccl::decode::describe<Model>(out); }}
+
+KCCL_KERNEL void locate(uint64_t* out) {{ kccl::decode::locate<Model>(out); }}
 {trace}"""

@@ -1,18 +1,20 @@
 """Reads a rank's weights in the form in which a kernel packs them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.parts import in_parts
 from ..files.checkpoint import Checkpoint
 from ..files.source import CUT_AXIS
 from ..formats.mxfp4 import MXFP4
 from ..model.ops import KINDS, Place, Rows
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
-from .layout import TILE, Piece, pieces
+from .layout import TILE, Piece
 
 # The rows that a tile has of each of two matrices: first of the gate, then of "up".
 _HALF = TILE // 2
@@ -40,40 +42,57 @@ class DrawnProduct(NamedTuple):
     has_two: int
 
 
+Matrix = NDArray[Any] | DrawnProduct
+"""A matrix in its stored format, [rows, words of a row], or what the device needs to draw it."""
+
+
 def matrices(
-    checkpoint: Checkpoint, program: Program, rank: int, world_size: int, *, draws: bool = False
-) -> Iterator[tuple[Piece, NDArray[Any] | DrawnProduct]]:
-    """Yields a rank's matrices in the order in which they are packed.
+    checkpoint: Checkpoint, program: Program, some: Iterable[Piece], *, draws: bool = False
+) -> Iterator[tuple[Callable[[], Matrix], int]]:
+    """Yields for each piece a function that reads the matrix, and the bytes of the matrix. Several
+    threads may call such functions at the same time.
+
+    The lanes of a lane group are stacked; those of a product that ends a module are side by side,
+    because its sums go over the lanes.
 
     Args:
-        checkpoint, program, rank, world_size: The model, and the rank.
+        checkpoint, program: The model.
+        some: The pieces: some of those of pieces() for a rank, in their order.
         draws: Whether the device draws the experts of a model with random weights.
-
-    Yields:
-        The Piece that the matrix is, and the matrix in its stored format, [rows, words of a row].
-        The lanes of a lane group are stacked; those of a product that ends a module are side by
-        side, because its sums go over the lanes.
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
     op: Op | None = None
     products: tuple[tuple[str, ...], ...] = ()
-    for piece in pieces(program, rank, world_size):
-        kind = KINDS[piece.product.kind]
+    for piece in some:
+        kind, read = KINDS[piece.product.kind], partial(_read_head, checkpoint, program, piece)
         if kind.place is Place.LAYER:
             if op is None or (op.layer, op.kind) != (piece.layer, kind.name):
                 op = program.by_name[f"layers.{piece.layer}.{kind.name}"]
                 products = op.products()
             names = products[piece.group if kind.has_experts else 0]
-            if draws and kind.has_experts and (drawn := _drawn(checkpoint, names, piece)):
-                yield piece, drawn
-                continue
-            yield piece, _read_product(checkpoint, op, names, piece, order)
-        else:
-            (name,) = program.by_name[kind.name].weights
-            rows, (cut,) = piece.product.rows, piece.lanes
-            head = checkpoint.read_rows(name, cut * rows, (cut + 1) * rows)
-            yield piece, np.ascontiguousarray(head.words)
+            of_draws = draws and kind.has_experts
+            read = partial(_read_or_draw, checkpoint, op, names, piece, order, of_draws)
+        yield read, piece.product.nbytes
+
+
+def _read_or_draw(
+    checkpoint: Checkpoint,
+    op: Op,
+    names: Sequence[str],
+    piece: Piece,
+    order: NDArray[np.intp],
+    draws: bool,
+) -> Matrix:
+    if draws and (drawn := _drawn(checkpoint, names, piece)):
+        return drawn
+    return _read_product(checkpoint, op, names, piece, order)
+
+
+def _read_head(checkpoint: Checkpoint, program: Program, piece: Piece) -> Matrix:
+    (name,) = program.by_name[KINDS[piece.product.kind].name].weights
+    rows, (cut,) = piece.product.rows, piece.lanes
+    return _rows_of(checkpoint, name, cut * rows, (cut + 1) * rows)
 
 
 def _drawn(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> DrawnProduct | None:
@@ -96,11 +115,21 @@ def _drawn(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> DrawnP
 
 def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[Any]:
     """Returns the whole embedding as it is stored, [vocab_size, words of a row]."""
-    c, stored_in = program.config, program.format_of("embed")
-    out = np.empty((c.vocab_size, stored_in.words_of(c.hidden)), stored_in.word)
-    for first in range(0, c.vocab_size, _ROWS_AT_ONCE):
-        end = min(first + _ROWS_AT_ONCE, c.vocab_size)
-        out[first:end] = checkpoint.read_rows("embedding", first, end).words
+    return _rows_of(checkpoint, "embedding", 0, program.config.vocab_size)
+
+
+def _rows_of(checkpoint: Checkpoint, name: str, start: int, stop: int) -> NDArray[Any]:
+    """Reads rows of the embedding or the head, in several threads if they are many."""
+    first = checkpoint.read_rows(name, start, min(start + _ROWS_AT_ONCE, stop)).words
+    out = np.empty((stop - start, *first.shape[1:]), first.dtype)
+    out[: len(first)] = first
+
+    def read(done: int) -> None:
+        at = len(first) + done
+        end = min(at + _ROWS_AT_ONCE, stop - start)
+        out[at:end] = checkpoint.read_rows(name, start + at, start + end).words
+
+    in_parts(read, len(out) - len(first), _ROWS_AT_ONCE)
     return out
 
 

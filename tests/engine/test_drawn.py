@@ -9,6 +9,7 @@ from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel import weights
 from kccl.engine.monokernel.launching import DRAW
+from kccl.engine.monokernel.layout import pieces
 from kccl.engine.monokernel.source import KERNELS
 
 SHAPE = {"num_layers": 1, "hidden": 96, "ffn": 128, "num_lanes": 2, "num_heads": 4}
@@ -21,20 +22,20 @@ def open_model():
     return read_for(given, "sim", None, None)
 
 
+def experts(checkpoint, rank, world_size):
+    """The products of a rank's experts as the host reads them, and as a device draws them."""
+    program = Program(checkpoint.config, checkpoint.formats)
+    some = [x for x in pieces(program, rank, world_size) if x.product.kind.startswith("expert")]
+    return [
+        [read() for read, _ in weights.matrices(checkpoint, program, some, draws=draws)]
+        for draws in (False, True)
+    ]
+
+
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
 def test_a_device_draws_what_the_host_reads(rank, world_size):
     checkpoint = open_model()
-    program = Program(checkpoint.config, checkpoint.formats)
-    read, drawn = (
-        [
-            matrix
-            for piece, matrix in weights.matrices(
-                checkpoint, program, rank, world_size, draws=draws
-            )
-            if piece.product.kind.startswith("expert")
-        ]
-        for draws in (False, True)
-    )
+    read, drawn = experts(checkpoint, rank, world_size)
 
     def main(comm):
         module = kccl.compile(DRAW, ["draw"], target="sim", include_dirs=[KERNELS])
