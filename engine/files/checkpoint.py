@@ -27,6 +27,7 @@ from .drawn import Drawn
 from .gguf import GgufSource
 from .hf import FolderSource
 from .kept import expanded, holds, kept_formats, op_of, shown_format
+from .pairs import Pairs
 from .rounded import is_rounded, rounded_formats, what_is_rounded
 from .source import CUT_AXIS, Source
 
@@ -269,8 +270,8 @@ class Checkpoint(Closing):
             found[:, start:stop] = read[:, lanes.start : lanes.stop].transpose(1, 0, 2)
         return Stored(given, found)
 
-    def drawn(self, name: str) -> Drawn | None:
-        """Returns how a device draws a matrix's numbers (Source.drawn()), or None."""
+    def drawn(self, name: str) -> Drawn | Pairs | None:
+        """Returns how a device makes a matrix's words (Source.drawn()), or None."""
         source = self._opened()
         return None if self.weights or is_vector(name) else source.drawn(source.names[name])
 

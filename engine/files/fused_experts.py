@@ -13,6 +13,7 @@ from ..formats.mxfp4 import MXFP4
 from ..formats.table import IN_FILES
 from ..model.config import ModelConfig, is_vector
 from .hf_files import DTYPES as PLAIN_DTYPES
+from .pairs import Pairs
 from .source import CUT_AXIS
 from .tensors import Tensors
 
@@ -36,6 +37,7 @@ class ExpertPart:
         format: The format in which it is read.
         main: The name of the tensor that holds its numbers.
         uses: The names of all tensors that it is made of: `main`, and that of its scales.
+        pairs: How a device makes it; None: it is read.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class ExpertPart:
         stored_in: Format,
         uses: tuple[str, ...],
         read: Callable[[int, int], NDArray[Any]],
+        pairs: Pairs | None = None,
     ) -> None:
         """Makes a part. read(start, stop) returns its rows, or elements of a bias, as words of the
         format.
         """
+        self.pairs = pairs
         self.shape, self.format, self.uses, self._read = shape, stored_in, {*uses}, read
         self.main = uses[0]
 
@@ -124,7 +128,12 @@ def _part(
         # tensor.
         return tensors.kept(f"{name} {expert}", made)[first::step][start:stop]
 
-    return ExpertPart(shape, MXFP4, (blocks, scales), words)
+    def pairs(start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        some = slice(expert * rows + start, expert * rows + stop)
+        numbers, of_blocks = (tensors.read_rows(each, some) for each in (blocks, scales))
+        return numbers.reshape(-1, groups, MXFP4.block // 2), of_blocks.reshape(-1, groups)
+
+    return ExpertPart(shape, MXFP4, (blocks, scales), words, Pairs(pairs, step))
 
 
 def _plain(

@@ -17,6 +17,7 @@ from .defaults import Defaults, read_defaults
 from .fused_experts import ExpertPart, find_fused
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, check_folder, read_headers
+from .pairs import Pairs
 from .quantization import read_quantization
 from .quantized import QuantizedMatrix
 from .quantized_layouts import DTYPES, find_quantized
@@ -190,6 +191,11 @@ class FolderSource(Source):
         read = self._tensors.read(name, slice(start, stop))
         stored_in = IN_FILES[self.dtypes[name]]
         return Stored(stored_in, read.view(stored_in.word))
+
+    def drawn(self, name: str) -> Pairs | None:
+        """See Source."""
+        made = self._made.get(name)
+        return made.pairs if isinstance(made, ExpertPart) else None
 
     def tokenizer(self) -> Tokenizer:
         return from_folder(

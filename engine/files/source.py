@@ -9,6 +9,7 @@ from ..model.config import ModelConfig
 from ..text.tokenizer import Tokenizer
 from .defaults import Defaults
 from .drawn import Drawn
+from .pairs import Pairs
 
 CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3", "sinks"), 0)
@@ -64,9 +65,9 @@ class Source(ABC):
         stored format, in new memory.
         """
 
-    def drawn(self, name: str) -> Drawn | None:
-        """Returns how a device draws a tensor, whose words are random numbers; None: it has to be
-        read.
+    def drawn(self, name: str) -> Drawn | Pairs | None:
+        """Returns how a device makes a tensor's words: it draws random numbers, or converts pairs.
+        None: they have to be read.
         """
         return None
 

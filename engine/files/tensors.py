@@ -58,6 +58,16 @@ class Tensors:
         found: NDArray[Any] = read.reshape((end - first, *shape[1:]) if shape else ())
         return found
 
+    def read_rows(self, name: str, rows: slice) -> NDArray[np.uint8]:
+        """Reads a part of the first two axes of a tensor of bytes, which count as one."""
+        file, (_, (most, each, *rest)) = self.files[name], self.held[name]
+        if file not in self._starts:
+            self._starts[file] = starts_of(file)
+        row_bytes = math.prod(rest)
+        first, end, _ = rows.indices(most * each)
+        start = self._starts[file][name] + first * row_bytes
+        return read_bytes(file, name, start, (end - first) * row_bytes)
+
     def kept(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Returns what make() returns for this name. If the last call had the same name, returns
         that call's result instead of calling make(). Each thread keeps a result of its own, because

@@ -23,7 +23,7 @@ _TILE: int = lib.kKcclDecodeTileRows
 _TILE_BYTES = tile_bytes(4)
 # The exponent of 6, the largest number of e2m1; and the largest scale byte for which 6 * scale is
 # finite in FP32.
-_MOST_EXPONENT, _SAFE = 2, 252
+_MOST_EXPONENT, SAFE = 2, 252
 # How many values are converted at a time, so that copies of them stay small.
 _CHUNK = 1 << 20
 
@@ -81,7 +81,7 @@ class Mxfp4(Ggml):
     def is_finite(self, words: NDArray[Any]) -> bool:
         """See Format. A scale may be NaN, or so large that numbers are beyond FP32's."""
         blocks = np.ascontiguousarray(words).reshape(-1, self.words)
-        large = blocks[blocks[:, 0] > _SAFE]
+        large = blocks[blocks[:, 0] > SAFE]
         return bool(np.isfinite(self.to_float32(large)).all())
 
     def from_pairs(self, blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:

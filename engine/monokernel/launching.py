@@ -11,7 +11,7 @@ from .layout import TILE
 from .loading import Sizes
 from .shape import Tuning
 from .source import KERNELS
-from .weights import DrawnProduct
+from .weights import DrawnProduct, PairedProduct
 
 # How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
@@ -23,6 +23,16 @@ KCCL_KERNEL void draw(uint8_t* out, uint64_t rows, uint64_t lanes, uint64_t bloc
 }}
 """
 """The source of a kernel that draws products of random numbers."""
+
+
+PAIR = f"""
+#include "pair.cuh"
+KCCL_KERNEL void pair(uint8_t* out, const uint8_t* pairs, const uint8_t* scales, uint64_t rows,
+                      uint64_t lanes, uint64_t blocks, uint64_t has_two) {{
+    kccl::decode::pair<{TILE // 2}>(out, pairs, scales, rows, lanes, blocks, has_two);
+}}
+"""
+"""The source of a kernel that converts products from Hugging Face's layout of MXFP4."""
 
 
 class Compiled(NamedTuple):
@@ -124,6 +134,7 @@ class Grids:
         self._launcher, self._tuning, self._usual = launcher, tuning, usual
         self._comm = comm
         self._drawer: Any = None
+        self._pairer: Any = None
         # Kernels only wait with this DeviceComm, and send nothing through its buffers. So the
         # smallest buffers are enough.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
@@ -154,6 +165,16 @@ class Grids:
             self._drawer = self._launcher.compile(DRAW, ["draw"])
         numbers = (to, *product[1:])
         kernel = self._drawer.kernel("draw")
+        self._launcher.launch(kernel, *numbers, grid=self._tuning.blocks, warps=_PACKERS)
+
+    def pair(self, to: int, pairs: int, product: PairedProduct) -> None:
+        """Converts a product, whose pairs and then scales lie at an address. pack() then waits for
+        it.
+        """
+        if self._pairer is None:
+            self._pairer = self._launcher.compile(PAIR, ["pair"])
+        numbers = (to, pairs, pairs + product.pairs.nbytes, *product[2:])
+        kernel = self._pairer.kernel("pair")
         self._launcher.launch(kernel, *numbers, grid=self._tuning.blocks, warps=_PACKERS)
 
     def copy_cache(self, to: int, source: int, num: int) -> None:

@@ -235,12 +235,18 @@ def total_bytes(program: Program, rank: int, world_size: int) -> int:
     return sum(each.product.nbytes for each in pieces(program, rank, world_size))
 
 
-def most_bytes(program: Program, world_size: int) -> int:
-    """Returns the bytes of the largest product of any rank as it is stored."""
+def most_bytes(program: Program, world_size: int, *, of_experts: bool = False) -> int:
+    """Returns the bytes of the largest product of any rank as it is stored, or of the largest one
+    of experts; 0 if there is none.
+    """
     return max(
-        each.product.nbytes
-        for rank in range(world_size)
-        for each in pieces(program, rank, world_size)
+        (
+            each.product.nbytes
+            for rank in range(world_size)
+            for each in pieces(program, rank, world_size)
+            if KINDS[each.product.kind].has_experts or not of_experts
+        ),
+        default=0,
     )
 
 

@@ -105,7 +105,7 @@ def load(
     progress: weights.Progress,
     slots: int = 1,
     columns: int = 1,
-    draw: Callable[[int, weights.DrawnProduct], None] | None = None,
+    maker: weights.Maker | None = None,
     kept: Kept | None = None,
 ) -> Loaded:
     """Packs a rank's weights and allocates its memory. Collective.
@@ -123,7 +123,7 @@ def load(
         progress: Called with the number of bytes that were packed since its last call.
         slots: The number of sequences that the KV cache keeps.
         columns: The most positions that a token step runs.
-        draw: Writes a product to an address. None: the device draws none.
+        maker: Makes products on the device. None: the device makes none.
         kept: The file that keeps packed weights. None: they are not kept.
     """
     c, world_size = program.config, comm.world_size
@@ -147,7 +147,7 @@ def load(
         ) from error
     task.weights = arena.allocate(weights_bytes)
     with closing(kept) if kept is not None else nullcontext():
-        _fill(checkpoint, program, comm, arena, task.weights, pack, progress, draw, kept)
+        _fill(checkpoint, program, comm, arena, task.weights, pack, progress, maker, kept)
     task.embedding = arena.place(weights.embedding(checkpoint, program))
     norms = norms_of(checkpoint, program)
     # The experts' products multiply the vector that the router has had.
@@ -201,26 +201,34 @@ def _fill(
     to: int,
     pack: Callable[[int, int, int, int, int], None],
     progress: weights.Progress,
-    draw: Callable[[int, weights.DrawnProduct], None] | None,
+    maker: weights.Maker | None,
     kept: Kept | None,
 ) -> None:
     """Fills the memory at address `to` with a rank's packed weights: with those that are kept, then
     with the others, which it packs and keeps. The other arguments are those of load(). Collective.
     """
     staging = arena.allocate(layout.most_bytes(program, comm.world_size))
+    # A block has as many bytes in both layouts.
+    most = layout.most_bytes(program, comm.world_size, of_experts=True)
+    pairs = arena.allocate(most) if most else 0
     pieces = layout.pieces(program, comm.rank, comm.world_size)
     of_layers = {layer: [*some] for layer, some in groupby(pieces, attrgetter("layer"))}
     for layer in kept.load(to) if kept is not None else ():
         progress(sum(piece.product.nbytes for piece in of_layers.pop(layer)))
     left = [piece for some in of_layers.values() for piece in some]
-    calls = weights.matrices(checkpoint, program, left, draws=draw is not None)
+    calls = weights.matrices(checkpoint, program, left, draws=maker is not None)
     threads = max(1, min(_MOST_READERS, len(os.sched_getaffinity(0)) // comm.world_size))
     with closing(ahead(calls, threads, _MOST_AHEAD)) as matrices:
         for piece in left:
             matrix = next(matrices)
             if isinstance(matrix, weights.DrawnProduct):
-                assert draw is not None
-                draw(staging, matrix)
+                assert maker is not None
+                maker.draw(staging, matrix)
+            elif isinstance(matrix, weights.PairedProduct):
+                assert maker is not None
+                arena.write(pairs, matrix.pairs)
+                arena.write(pairs + matrix.pairs.nbytes, matrix.scales)
+                maker.pair(staging, pairs, matrix)
             else:
                 arena.write(staging, matrix)
             # The threads may read another one into its memory while this one is packed.

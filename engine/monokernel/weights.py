@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.parts import in_parts
 from ..files.checkpoint import Checkpoint
+from ..files.drawn import Drawn
+from ..files.pairs import Pairs
 from ..files.source import CUT_AXIS
-from ..formats.mxfp4 import MXFP4
+from ..formats.mxfp4 import MXFP4, SAFE
 from ..model.ops import KINDS, Place, Rows
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
@@ -42,8 +44,33 @@ class DrawnProduct(NamedTuple):
     has_two: int
 
 
-Matrix = NDArray[Any] | DrawnProduct
-"""A matrix in its stored format, [rows, words of a row], or what the device needs to draw it."""
+class PairedProduct(NamedTuple):
+    """An expert's product that the device converts: what kernels/pair.cuh takes.
+
+    Attributes:
+        pairs, scales, rows, lanes, blocks, has_two: See there.
+    """
+
+    pairs: NDArray[Any]
+    scales: NDArray[Any]
+    rows: int
+    lanes: int
+    blocks: int
+    has_two: int
+
+
+Matrix = NDArray[Any] | DrawnProduct | PairedProduct
+"""A matrix in its stored format, [rows, words of a row], or what the device needs to make it."""
+
+
+class Maker(Protocol):
+    """What makes products on a device."""
+
+    def draw(self, to: int, product: DrawnProduct) -> None:
+        """Draws a product at an address."""
+
+    def pair(self, to: int, pairs: int, product: PairedProduct) -> None:
+        """Converts a product to an address. At the address `pairs` lie its pairs, then scales."""
 
 
 def matrices(
@@ -58,7 +85,7 @@ def matrices(
     Args:
         checkpoint, program: The model.
         some: The pieces: some of those of pieces() for a rank, in their order.
-        draws: Whether the device draws the experts of a model with random weights.
+        draws: Whether the device makes experts, if their words can be drawn or converted.
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
@@ -84,8 +111,11 @@ def _read_or_draw(
     order: NDArray[np.intp],
     draws: bool,
 ) -> Matrix:
-    if draws and (drawn := _drawn(checkpoint, names, piece)):
-        return drawn
+    made: Matrix | None = None
+    if draws:
+        made = _drawn(checkpoint, names, piece) or _paired(checkpoint, names, piece)
+    if made is not None:
+        return made
     return _read_product(checkpoint, op, names, piece, order)
 
 
@@ -97,7 +127,7 @@ def _read_head(checkpoint: Checkpoint, program: Program, piece: Piece) -> Matrix
 
 def _drawn(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> DrawnProduct | None:
     """Returns how the device draws the product of some of an expert's matrices, or None."""
-    each = [matrix for name in names if (matrix := checkpoint.drawn(name)) is not None]
+    each = [x for name in names if isinstance(x := checkpoint.drawn(name), Drawn)]
     if len(each) < len(names) or piece.product.format is not MXFP4:
         return None
     product, lanes = piece.product, piece.lanes
@@ -111,6 +141,26 @@ def _drawn(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> DrawnP
     blocks, first = product.columns // product.format.block, lanes.start * of_lane
     sizes = product.nbytes, product.rows, product.lanes, blocks
     return DrawnProduct(*sizes, first, keys, scales, int(has_two))
+
+
+def _paired(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> PairedProduct | None:
+    """Returns how the device converts the product of an expert's matrices, or None. Then it has to
+    be read: that also tells whether a large scale makes a number infinite.
+    """
+    product, lanes, made = piece.product, piece.lanes, checkpoint.drawn(names[0])
+    if not isinstance(made, Pairs) or made.step != len(names) or product.format is not MXFP4:
+        return None
+    blocks = product.columns // product.format.block
+    if len(names) > 1:
+        first = lanes.start * product.rows // len(lanes)
+        pairs, scales = made.read(first, first + product.rows)
+    else:
+        columns = slice(lanes.start * blocks, lanes.stop * blocks)
+        pairs, scales = (each[:, columns] for each in made.read(0, product.rows))
+    if scales.max() > SAFE:
+        return None
+    found = np.ascontiguousarray(pairs), np.ascontiguousarray(scales)
+    return PairedProduct(*found, product.rows, product.lanes, blocks, int(len(names) > 1))
 
 
 def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[Any]:

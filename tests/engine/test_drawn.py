@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+from mixtures import GPT_OSS, MXFP4_CONFIG, in_blocks, tensors_of
+from tiny_models import write_folder
 
 import kccl
+from kccl.engine import open_checkpoint
 from kccl.engine.executors.opening import read_for
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel import weights
-from kccl.engine.monokernel.launching import DRAW
+from kccl.engine.monokernel.launching import DRAW, PAIR
 from kccl.engine.monokernel.layout import pieces
 from kccl.engine.monokernel.source import KERNELS
 
@@ -22,13 +25,13 @@ def open_model():
     return read_for(given, "sim", None, None)
 
 
-def experts(checkpoint, rank, world_size):
-    """The products of a rank's experts as the host reads them, and as a device draws them."""
+def experts(checkpoint, rank, world_size, both=(False, True)):
+    """The products of a rank's experts as the host reads them, and as a device makes them."""
     program = Program(checkpoint.config, checkpoint.formats)
     some = [x for x in pieces(program, rank, world_size) if x.product.kind.startswith("expert")]
     return [
         [read() for read, _ in weights.matrices(checkpoint, program, some, draws=draws)]
-        for draws in (False, True)
+        for draws in both
     ]
 
 
@@ -55,3 +58,35 @@ def test_numbers_have_the_spread_that_was_asked_for():
         numbers = checkpoint.tensor(f"layers.0.experts.2.{name}").astype(np.float32)
         assert 0.7 < numbers.std() / spread < 1.5
         assert len(np.unique(np.abs(numbers))) > 8
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+def test_a_device_converts_what_the_host_reads(tmp_path, rank, world_size):
+    config = GPT_OSS | {"hidden_size": 128, "intermediate_size": 64, "head_dim": 16}
+    blocks, _ = in_blocks(tensors_of(config))
+    write_folder(tmp_path, config | {"quantization_config": MXFP4_CONFIG}, blocks)
+    checkpoint = read_for(open_checkpoint(tmp_path), "sim", None, None)
+    read, paired = experts(checkpoint, rank, world_size)
+
+    def main(comm):
+        module = kccl.compile(PAIR, ["pair"], target="sim", include_dirs=[KERNELS])
+        for matrix, product in zip(read, paired, strict=True):
+            out = comm.empty(matrix.shape, "uint8")
+            addresses = (each.ctypes.data for each in (out, product.pairs, product.scales))
+            module.kernel("pair")(comm, *addresses, *product[2:], grid=2, block=64)
+            assert (out == matrix).all()
+
+    assert len(read) == 20 and isinstance(paired[0], weights.PairedProduct)
+    kccl.run_threads(main, 1, backend="sim")
+
+
+def test_scales_that_are_too_large_are_left_to_the_host(tmp_path):
+    """The host tells which tensor has a number that is infinite."""
+    blocks, _ = in_blocks(tensors_of(GPT_OSS))
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    blocks[name][2, 5, 1] = 254
+    write_folder(tmp_path, GPT_OSS | {"quantization_config": MXFP4_CONFIG}, blocks)
+    with pytest.raises(
+        kccl.Error, match=r"experts\.2\.down_proj.* has a weight that is NaN or infin"
+    ):
+        experts(read_for(open_checkpoint(tmp_path), "sim", None, None), 0, 1, [True])

@@ -218,7 +218,7 @@ class LayerByLayer(Oracle):
 
     def _matrix(self, name: str) -> Tensor:
         """Returns a matrix in FP32, [lanes, rows, columns]; the router has no lanes."""
-        if (matrix := self._checkpoint.drawn(name)) is not None:
+        if isinstance(matrix := self._checkpoint.drawn(name), Drawn):
             return self._drawn(matrix, self._program.shapes[name])
         read = partial(self._checkpoint.read, name)
         if "experts" in name.split("."):
