@@ -20,6 +20,10 @@
 //   lane.streamed(tile)             the same of a tile in global memory that is read once
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
 //                                   first one are at `staged`, in shared memory
+//   lane.gather(at)                 where vectors that do not lie behind each other are: at(vector)
+//                                   returns where 16 elements of one begin, or null for zeros
+//   lane.inputs(gather, offset)     this thread's part of 16 elements of these vectors, so many
+//                                   float4s behind those that at() has returned
 //   Mma<T>::multiply(sums, weights, inputs)
 //                                   adds the products. Called by all threads of the warp
 //   lane.scale(sums, factors)       multiplies the sums of vector v by factors[v], in shared memory

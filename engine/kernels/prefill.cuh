@@ -15,7 +15,7 @@
 // ends the request after one more position.
 #pragma once
 
-#include "prefill_rows.cuh"
+#include "prefill_experts.cuh"
 #include "registers.cuh"
 
 namespace kccl::decode {
@@ -49,6 +49,8 @@ struct ConsumerOfChunk {
             attend_chunk(consumer, chunk, layer, mem::load_plain(&rules->window));
             finish<OP>(layer, Step::kDone);
             return Walk::kGoesOn;
+        } else if constexpr (is_one_of<that_have_experts<S>()>(kOp.product)) {
+            return run_experts<OP>(layer);
         } else {
             if constexpr (kOp.takes == V::kResidual) {
                 make_scales(consumer);
@@ -62,6 +64,7 @@ struct ConsumerOfChunk {
             } else {
                 if (!consumer.is_ready()) return Walk::kFailed;
                 if constexpr (kOp.gives == V::kHeads) finish_qkv(consumer, layer);
+                if constexpr (kOp.gives == V::kRouted) finish_router_chunk(consumer, layer);
                 if constexpr (kOp.gives == V::kActs) finish_acts(consumer, layer);
                 finish<OP>(layer, Step::kDone);
                 return Walk::kGoesOn;
@@ -70,6 +73,23 @@ struct ConsumerOfChunk {
     }
 
   private:
+    // Runs a product of experts. What they give is sent to all ranks.
+    template <uint32_t OP>
+    KCCL_DECODE Walk run_experts(uint32_t layer) {
+        if constexpr (S::kLayer[OP].gives == V::kActs) {
+            choose_chunk(consumer, chunk);
+            ChunkGateUp<S>(consumer, layer).run();
+        } else {
+            ChunkDown<S>(consumer, layer).run();
+            consumer.finish(C::number_of(chunk.number, layer, OP, Step::kHalf), S::kWorldSize > 1);
+            prefetch_next<OP>(layer);
+            if (!consumer.is_ready()) return Walk::kFailed;
+            add_outputs<OP>(consumer, chunk, layer);
+        }
+        finish<OP>(layer, Step::kDone);
+        return Walk::kGoesOn;
+    }
+
     // Announces to the blocks of this rank that this block has done a step (prefill_shape.cuh) of
     // op OP.
     template <uint32_t OP>
@@ -83,7 +103,10 @@ struct ConsumerOfChunk {
         // In the last layer, no product follows the one that gives queries, keys and values.
         constexpr bool kEndsHere = S::kLayer[OP].gives == V::kHeads;
         if (kEndsHere && layer + 1 == S::kNumLayers) return;
-        prefetch_weights<MatrixOf<S, kNext>>(consumer, kNext, layer + (kIsLast ? 1 : 0));
+        // Where the weights of experts lie is not known yet.
+        if constexpr (!is_one_of<that_have_experts<S>()>(kNext)) {
+            prefetch_weights<MatrixOf<S, kNext>>(consumer, kNext, layer + (kIsLast ? 1 : 0));
+        }
     }
 };
 
@@ -127,6 +150,11 @@ struct ProducerOfChunk {
             producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));
             if (!producer.let_go()) return Walk::kFailed;
             return Walk::kGoesOn;
+        } else if constexpr (is_one_of<that_have_experts<S>()>(kOp.product)) {
+            if (!producer.let_go()) return Walk::kFailed;
+            if constexpr (kOp.gives == V::kActs) return Walk::kGoesOn;
+            producer.await_all(C::number_of(chunk, layer, OP, Step::kHalf));
+            return producer.let_go() ? Walk::kGoesOn : Walk::kFailed;
         } else if constexpr (kOp.takes == V::kResidual) {
             using M = MatrixOf<S, kOp.product>;
             if (!producer.let_go()) return Walk::kFailed;
@@ -203,7 +231,6 @@ KCCL_DECODE void for_each_chunk(const Task& task, Run run) {
 
 template <class S>
 KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
-    static_assert(!S::kHasExperts && !S::kHasSinks, "decode runs the prompts of such a model");
     auto& shared = *reinterpret_cast<PrefillShared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.stops[0] = shared.stops[1] = kNoStop;

@@ -78,6 +78,7 @@ class ChunkAttention {
           number_(work_item % num_query_groups_ * C::kTogether),
           num_(chunk.num - number_ < C::kTogether ? chunk.num - number_ : C::kTogether),
           position_(chunk.first + number_),
+          layer_(layer),
           window_(window),
           kv_head_(work_item / num_query_groups_ % S::kKvHeads),
           lane_(consumer.first_lane_here() + work_item / num_query_groups_ / S::kKvHeads),
@@ -152,8 +153,9 @@ class ChunkAttention {
             for (uint32_t i = 0; i < C::kNodes; ++i) {
                 partials[i] = partial_of(partials_.nodes[i][query], index4);
             }
-            const Float4 attended = attended_by(merge_all<C::kNodes>(partials));
             const uint32_t head = kv_head_ * Dims::kHeadsPerKv + query % Dims::kHeadsPerKv;
+            const float sink = sink_of<S>(consumer_.task(), layer_, lane_, head);
+            const Float4 attended = attended_by(with_sink<S>(merge_all<C::kNodes>(partials), sink));
             const uint32_t column = head * Dims::kHeadFloat4s + index4;
             const uint32_t slot = C::kAttended + lane_ * C::OutPlan::kTiles * C::kStripe +
                                   C::at(column, number_ + query / Dims::kHeadsPerKv);
@@ -202,6 +204,7 @@ class ChunkAttention {
     const uint32_t number_;  // the query group's first position, counted in the chunk
     const uint32_t num_;     // how many positions the query group has
     const uint32_t position_;
+    const uint32_t layer_;
     const uint32_t window_;
     const uint32_t kv_head_;  // number in the lane
     const uint32_t lane_;     // number among this rank's lanes

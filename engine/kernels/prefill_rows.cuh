@@ -61,6 +61,14 @@ KCCL_DECODE void stage_normed(PrefillConsumer<S>& consumer, const Float4& weight
         ChunkLayout<S>::at(index4, number);
     mem::store_plain(reinterpret_cast<StagedFloat4*>(consumer.here(slot)),
                      split<typename MatrixOf<S, NEXT>::Format::Operand>(scaled));
+    if constexpr (S::kHasExperts) {
+        if constexpr (NEXT == Product<S>::kRouter) {
+            const uint32_t of_experts = ChunkLayout<S>::kMlp + ChunkLayout<S>::Mlp::kNormed +
+                                        ChunkLayout<S>::at(index4, number);
+            mem::store_plain(reinterpret_cast<StagedFloat4*>(consumer.here(of_experts)),
+                             split<typename Shape<S>::ExpertGateUp::Format::Operand>(scaled));
+        }
+    }
 }
 
 template <class S>
@@ -168,8 +176,8 @@ KCCL_DECODE void finish_acts(PrefillConsumer<S>& consumer, uint32_t layer) {
                                      total_of(consumer, tile, number, i + kFloat4s), inverse);
         const uint32_t feature = (tiles.first + tile) * kFloat4s + i;
         const uint32_t lane = consumer.first_lane_here() + feature / kLane;
-        const uint32_t slot =
-            C::kActs + lane * C::DownPlan::kTiles * C::kStripe + C::at(feature % kLane, number);
+        const uint32_t slot = C::kActs + lane * C::Mlp::DownPlan::kTiles * C::kStripe +
+                              C::at(feature % kLane, number);
         mem::store_plain(reinterpret_cast<StagedFloat4*>(consumer.here(slot)),
                          split<typename Shape<S>::Down::Format::Operand>(untagged(act)));
     });

@@ -79,9 +79,44 @@ struct Message<true> {
     }
 };
 
+// The slots of a chunk's MLP, in float4s behind those of attention, and the row tiles of its
+// products whose sums a block holds (BesideVectors::totals).
+template <class S, bool HAS_EXPERTS = S::kHasExperts>
+struct ChunkMlp {
+    using Dims = Shape<S>;
+    static constexpr uint32_t kStripe = S::kChunk * kTileFloat4s;
+    static constexpr uint32_t kMostTiles = Dims::GateUp::kMostTiles;
+    static constexpr uint32_t kMostLaneTiles = Dims::Down::kMostTiles;
+    static constexpr uint32_t kNumOutputs = 0;
+    using DownPlan = ChunkPlan<S, typename Dims::Down>;
+    // [lane][...], staged for the matrix unit: the MLP's hidden vectors.
+    static constexpr uint32_t kActs = 0;
+    static constexpr uint32_t kEnd = Dims::kLanesHere * DownPlan::kTiles * kStripe;
+};
+template <class S>
+struct ChunkMlp<S, true> {
+    using Dims = Shape<S>;
+    using GateUp = typename Dims::ExpertGateUp;
+    using Down = typename Dims::ExpertDown::One;
+    static constexpr uint32_t kStripe = S::kChunk * kTileFloat4s;
+    // Experts' products need no totals.
+    static constexpr uint32_t kMostTiles = Dims::Router::kMostTiles, kMostLaneTiles = 0;
+    // [lane of all ranks][...], as Message::pack() stores them: what the chosen experts give.
+    static constexpr uint32_t kNumOutputs = S::kNumLanes * (S::kHidden / kTileRows) * kStripe;
+    // [...]: the router's logits.
+    static constexpr uint32_t kRouted = 0;
+    // [...]: the residual times the norm's weights, staged for the experts' products.
+    static constexpr uint32_t kNormed = kRouted + kRouterRows<S> / kTileRows * kStripe;
+    // [lane][place][...]: the experts' hidden vectors, times the experts' shares, staged.
+    static constexpr uint32_t kTilesOfActs = Down::kSteps * S::kWarps;
+    static constexpr uint32_t kActs = kNormed + GateUp::kSteps * S::kWarps * kStripe;
+    static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * S::kPlaces * kTilesOfActs * kStripe;
+};
+
 template <class S>
 struct ChunkLayout {
     using Dims = Shape<S>;
+    using Mlp = ChunkMlp<S>;
     static constexpr uint32_t kNum = S::kChunk;
     static_assert(kNum % Mma<f16>::kVectors == 0, "whole multiplications");
     static_assert(S::kHidden % kTileRows == 0 && Dims::kQkvRows % kTileRows == 0, "whole tiles");
@@ -91,8 +126,8 @@ struct ChunkLayout {
     // Returns the largest number of float4s of sums that a block has in one product, for all
     // positions.
     KCCL_CONSTEXPR static uint32_t most_totals() {
-        const uint32_t rows = most_of(Dims::Qkv::kMostTiles, Dims::GateUp::kMostTiles);
-        const uint32_t lanes = most_of(Dims::Out::kMostTiles, Dims::Down::kMostTiles);
+        const uint32_t rows = most_of(Dims::Qkv::kMostTiles, Mlp::kMostTiles);
+        const uint32_t lanes = most_of(Dims::Out::kMostTiles, Mlp::kMostLaneTiles);
         return most_of(rows, lanes * Dims::kLanesPerGroup) * kStripe;
     }
     static constexpr uint32_t kTotals = most_totals();
@@ -118,7 +153,6 @@ struct ChunkLayout {
 
     using QkvPlan = ChunkPlan<S, typename Dims::Qkv>;
     using OutPlan = ChunkPlan<S, typename Dims::Out>;
-    using DownPlan = ChunkPlan<S, typename Dims::Down>;
     static constexpr uint32_t kHiddenFloat4s = S::kHidden / kTileRows * kStripe;
     static constexpr uint32_t kHeadsFloat4s = S::kHeads * Dims::kHeadFloat4s;
 
@@ -138,10 +172,12 @@ struct ChunkLayout {
     static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
         S::kNumLanes > Dims::kLanesPerGroup ? Dims::kModules * S::kNumLanes * kHiddenFloat4s : 0;
+    // What experts give, in the same form. All layers use these slots.
+    static constexpr uint32_t kOfFloat4 = sizeof(Float4) / sizeof(typename Sent::Type);
+    static constexpr uint32_t kOutputs = kMessages + kNumMessages / kOfFloat4;
     // kResidual, [lane group][...]: the residual. kNormed, likewise: the residual times the next
     // norm's weights, staged for the matrix unit.
-    static constexpr uint32_t kResidual =
-        kMessages + kNumMessages / (sizeof(Float4) / sizeof(typename Sent::Type));
+    static constexpr uint32_t kResidual = kOutputs + Mlp::kNumOutputs / kOfFloat4;
     static constexpr uint32_t kNormed = kResidual + Dims::kLaneGroups * kHiddenFloat4s;
     // [lane group][position], a float each: 1 / the root of the residual's mean square.
     static constexpr uint32_t kScales = kNormed + Dims::kLaneGroups * QkvPlan::kTiles * kStripe;
@@ -153,12 +189,13 @@ struct ChunkLayout {
     static constexpr uint32_t kQueriesAt =
         kQkv + Dims::kLanesHere * (Dims::kQkvRows / kTileRows) * kStripe;
     static constexpr uint32_t kOwnPartials = kQueriesAt + Dims::kLanesHere * kNum * kHeadsFloat4s;
-    // kAttended: the results of attention. kActs: the MLP's hidden vectors. Both are [lane][...],
-    // staged for the matrix unit.
+    // [lane][...], staged for the matrix unit: the results of attention.
     static constexpr uint32_t kAttended =
         kOwnPartials + Dims::kLanesHere * kNum * S::kHeads * Dims::kPartialFloat4s;
-    static constexpr uint32_t kActs = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
-    static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
+    // The MLP's slots: ChunkMlp.
+    static constexpr uint32_t kMlp = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
+    static constexpr uint32_t kActs = kMlp + Mlp::kActs;
+    static constexpr uint32_t kEnd = kMlp + Mlp::kEnd;
 
     // Returns where float4 `index4` of a vector lies for position `number` of the chunk, in float4s
     // from the beginning of the vector's slots.
@@ -170,6 +207,10 @@ struct ChunkLayout {
     KCCL_CONSTEXPR static uint32_t message_at(uint32_t module, uint32_t lane, uint32_t index4,
                                               uint32_t number) {
         return (module * S::kNumLanes + lane) * kHiddenFloat4s + at(index4, number);
+    }
+    // Returns where a float4 of what a lane's experts give lies, counted from kOutputs on.
+    KCCL_CONSTEXPR static uint32_t output_at(uint32_t lane, uint32_t index4, uint32_t number) {
+        return lane * kHiddenFloat4s + at(index4, number);
     }
     // Returns where a KV head's first query head lies for position `number` of the chunk, counted
     // in heads from kQueriesAt on. `lane` counts this rank's lanes.

@@ -39,7 +39,7 @@ def check(program: Program, world_size: int, tuning: Tuning | None = None) -> No
                     "backend 'host' runs it"
                 )
     else:
-        _check_experts(c, c.experts, tuning)
+        _check_experts(c, c.experts)
     lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
     rows = {
         "hidden": c.hidden,
@@ -113,15 +113,10 @@ def _check_columns(program: Program, tuning: Tuning) -> None:
         )
 
 
-def _check_experts(c: ModelConfig, experts: Experts, tuning: Tuning | None) -> None:
+def _check_experts(c: ModelConfig, experts: Experts) -> None:
     if experts.chosen > _MOST_CHOSEN:
         raise kccl.InvalidArgument(
             f"experts.chosen is {experts.chosen}, must be at most {_MOST_CHOSEN} for the monokernel"
-        )
-    if tuning is not None and tuning.chunk > 1:
-        raise kccl.InvalidArgument(
-            f"chunk is {tuning.chunk}, must be 1 for a mixture of experts: its prompts run one "
-            "position at a time"
         )
     having = [kind for kind in ("expert_gate_up", "expert_down") if kind in c.biases]
     if len(having) == 1:

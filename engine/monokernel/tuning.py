@@ -64,6 +64,11 @@ _FOLD: int = lib.kKcclDecodeFold
 # The share of a block's shared memory that prefill's partial results may take. They lie in the ring
 # of vectors, and the rest of the kernel needs shared memory, too.
 _LEAST_CHUNK_STAGES, _MOST_OF_SHARED = 5, 2 / 3
+# That share in a mixture of experts. A block holds the sums of few rows there, so more is left. And
+# with fewer KV strands decode would have fewer warps for attention.
+_MOST_OF_SHARED_IN_MIXTURE = 0.7
+# A mixture's KV strands are divided among blocks until a KV split has so many.
+_MIXTURE_KV_STRANDS = 2
 
 
 def tuning_for(
@@ -102,14 +107,16 @@ def tuning_for(
     strip_tiles = _strip_tiles(program, kind, warps)
     stage = stage_bytes(program, warps, steps, strip_tiles)
     ahead = stage if kind.weights_in_registers else machine.shared_bytes
-    # A chunk of positions would need as many experts. A prompt runs one position at a time.
-    has_chunks = kind.chunk > 1 and c.experts is None
+    # Experts do not run on AMD's GPUs yet.
+    has_chunks = kind.chunk > 1 and (c.experts is None or not kind.weights_in_registers)
     kv_strands = _kv_strands(c, machine) if has_chunks else kind.most_kv_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
     block_bytes = sum(each.nbytes for each in products_of(program, lanes)) // blocks
     # In a Laneformer other lanes' work hides the time of attention. More KV splits would only mean
     # more polling.
     least = min(_LANE_KV_STRANDS, kv_strands // 2) if groups > 1 else _LEAST_KV_STRANDS
+    if c.experts is not None and kv_strands < kind.most_kv_strands:
+        least = _MIXTURE_KV_STRANDS
     kv_splits = _kv_splits(kv_heads, blocks // groups, kv_strands, least)
     chunk_warps = _chunk_warps(program, lanes // groups, blocks // groups, kind)
     return Tuning(
@@ -269,8 +276,9 @@ def _kv_strands(c: ModelConfig, machine: Machine) -> int:
     they depend only on the model and the kind of device.
     """
     kv_strands = machine.kind.most_kv_strands
-    while kv_strands > 1 and _partial_bytes(c, machine.kind, kv_strands) > (
-        _MOST_OF_SHARED * machine.shared_bytes
+    share = _MOST_OF_SHARED if c.experts is None else _MOST_OF_SHARED_IN_MIXTURE
+    while kv_strands > 1 and (
+        _partial_bytes(c, machine.kind, kv_strands) > share * machine.shared_bytes
     ):
         kv_strands //= 2
     return kv_strands

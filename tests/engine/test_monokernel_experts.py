@@ -144,11 +144,6 @@ def test_amds_gpus_are_refused():
         BACKENDS["hip"].make(checkpoint("qwen3-moe"), comm, None, CONTEXT, 1, OFF, lambda _: None)
 
 
-def test_chunks_of_a_prompt_are_refused():
-    with pytest.raises(kccl.InvalidArgument, match="chunk is 16, must be 1 for a mixture of exp"):
-        run("qwen3-moe", 1, replace(PARKED, chunk=16))
-
-
 @pytest.mark.parametrize("kind", ["expert_gate_up", "expert_down"])
 def test_biases_of_one_product_of_experts_are_refused(kind):
     program = Program(replace(checkpoint("gpt-oss").config, biases=(kind,)))

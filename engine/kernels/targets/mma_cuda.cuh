@@ -51,6 +51,10 @@ struct Mma {
     struct Scaled {
         float value[4];
     };
+    // Where this thread's part of its vector is.
+    struct Gather {
+        const uint8_t* mine;
+    };
 
     // The sums of a vector's high and low parts.
     static constexpr uint32_t kParts = 2;
@@ -142,6 +146,21 @@ struct Mma {
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             const uint64_t both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
+            return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+        }
+
+        template <class At>
+        KCCL_DECODE Gather gather(At at) const {
+            const StagedFloat4* const staged = at(thread_ / 8);
+            if (staged == nullptr) return {nullptr};
+            return {reinterpret_cast<const uint8_t*>(staged + thread_ % 4) +
+                    thread_ / 4 % 2 * sizeof(uint64_t)};
+        }
+        KCCL_DECODE Inputs inputs(const Gather& gather, uint32_t offset) const {
+            if (gather.mine == nullptr) return {};
+            const auto* const words = reinterpret_cast<const uint64_t*>(gather.mine);
+            constexpr uint32_t kOfFloat4 = sizeof(StagedFloat4) / sizeof(uint64_t);
+            const uint64_t both = mem::load_plain(words + uint64_t{offset} * kOfFloat4);
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
         }
 

@@ -76,6 +76,11 @@ struct Mma {
         float value[4];
     };
 
+    // Where this thread's part of its vector is.
+    struct Gather {
+        const uint8_t* mine;
+    };
+
     // The sums of a vector's high and low parts.
     static constexpr uint32_t kParts = 2;
 
@@ -150,6 +155,20 @@ struct Mma {
             if (thread_ % 16 / 2 >= num_vectors_) return {0};
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             return {mem::load_plain(reinterpret_cast<const uint64_t*>(bytes))};
+        }
+
+        template <class At>
+        KCCL_DECODE Gather gather(At at) const {
+            const StagedFloat4* const staged = at(thread_ % 16 / 2);
+            if (staged == nullptr) return {nullptr};
+            return {reinterpret_cast<const uint8_t*>(staged + thread_ / 16) +
+                    thread_ % 2 * sizeof(uint64_t)};
+        }
+        KCCL_DECODE Inputs inputs(const Gather& gather, uint32_t offset) const {
+            if (gather.mine == nullptr) return {0};
+            const auto* const words = reinterpret_cast<const uint64_t*>(gather.mine);
+            constexpr uint32_t kOfFloat4 = sizeof(StagedFloat4) / sizeof(uint64_t);
+            return {mem::load_plain(words + uint64_t{offset} * kOfFloat4)};
         }
 
         KCCL_DECODE void scale(Sums& sums, const float* factors) const {

@@ -35,6 +35,9 @@ struct Mma {
     struct Scaled {
         float value[kVectors];
     };
+    struct Gather {
+        const StagedFloat4* of[kVectors];
+    };
 
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
         return (row * kTileColumns + column) * 2;
@@ -98,16 +101,24 @@ struct Mma {
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             Inputs inputs = {};
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
-                for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
-                    const StagedFloat4* mine = staged + vector * stride_ + index4;
-                    float high[4], low[4];
-                    widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)), high);
-                    widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)), low);
-                    for (uint32_t i = 0; i < 4; ++i) {
-                        inputs.value[vector][4 * index4 + i] =
-                            Parts<T>::kHigh * high[i] + Parts<T>::kLow * low[i];
-                    }
-                }
+                load(staged + vector * stride_, inputs.value[vector]);
+            }
+            return inputs;
+        }
+
+        template <class At>
+        KCCL_DECODE Gather gather(At at) const {
+            Gather gather = {};
+            for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
+                gather.of[vector] = at(vector);
+            }
+            return gather;
+        }
+        KCCL_DECODE Inputs inputs(const Gather& gather, uint32_t offset) const {
+            Inputs inputs = {};
+            for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
+                if (gather.of[vector] == nullptr) continue;
+                load(gather.of[vector] + offset, inputs.value[vector]);
             }
             return inputs;
         }
@@ -142,6 +153,19 @@ struct Mma {
         }
 
       private:
+        // Loads 16 elements of a vector.
+        KCCL_DECODE static void load(const StagedFloat4* staged, float (&values)[kTileColumns]) {
+            for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
+                const StagedFloat4* mine = staged + index4;
+                float high[4], low[4];
+                widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)), high);
+                widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)), low);
+                for (uint32_t i = 0; i < 4; ++i) {
+                    values[4 * index4 + i] = Parts<T>::kHigh * high[i] + Parts<T>::kLow * low[i];
+                }
+            }
+        }
+
         const uint32_t row_;
         const uint32_t num_vectors_;
         const uint32_t stride_;

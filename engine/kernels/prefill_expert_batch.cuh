@@ -1,0 +1,124 @@
+// How a warp multiplies an expert's weights in prefill: it takes them from memory into registers, and
+// vectors from the exchange buffer. Other warps of the block need the same vectors at about the same
+// time, so most of them come from the multiprocessor's cache. A multiplication takes a group of
+// Mma::kVectors positions.
+#pragma once
+
+#include "experts.cuh"
+#include "prefill_choice.cuh"
+
+namespace kccl::decode {
+
+// How a warp takes an expert's weights: strips of one row tile and part of the columns, kBatch at a
+// time. ONE: an expert's matrix. BYTES: the most bytes of a batch, which the warp's threads hold in
+// registers.
+template <class ONE, uint32_t BYTES>
+struct ExpertBatch {
+    using F = typename ONE::Format;
+    using Unit = Mma<typename F::Operand>;
+    using Sums = typename SumsOf<F>::Type;
+    static_assert(!F::kHasMinimums, "experts have no such format");
+    static constexpr uint32_t kStrip = F::kStripTiles, kStripsOfPart = ONE::kSteps / kStrip;
+    KCCL_CONSTEXPR static uint32_t strips() {
+        uint32_t most = least_of(kStripsOfPart, most_of(BYTES / kStripBytes<F>, 1));
+        while (kStripsOfPart % most != 0) --most;
+        return most;
+    }
+    static constexpr uint32_t kMostTogether = 8;
+    static constexpr uint32_t kBatch = strips(), kBatchesOfPart = kStripsOfPart / kBatch;
+    // The strips that are multiplied together, and their tiles.
+    static constexpr uint32_t kTogether =
+        common_divisor(kBatch, most_of(kMostTogether / kStrip, 1));
+    static constexpr uint32_t kTiles = kTogether * kStrip;
+
+    // Loads kTogether strips from strip `first` of a batch on. from: the batch's first strip.
+    KCCL_DECODE void load(const typename Unit::Lane& lane, const uint8_t* from, uint32_t first) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+            strips_[first + i] = load_strip<F>(lane, from + (first + i) * ONE::kStepBytes * kStrip);
+        }
+    }
+    KCCL_DECODE void load_all(const typename Unit::Lane& lane, const uint8_t* from) {
+        KCCL_UNROLL
+        for (uint32_t first = 0; first < kBatch; first += kTogether) load(lane, from, first);
+    }
+
+    // The tiles of kTogether strips, as the matrix unit takes them.
+    struct Operands {
+        typename Unit::Weights tile[kTiles];
+    };
+    KCCL_DECODE Operands operands(uint32_t first) const {
+        Operands operands;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kTiles; ++i) {
+            const Strip<F>& strip = strips_[first + i / kStrip];
+            if constexpr (kHasScales<F>) {
+                operands.tile[i] = F::operand(strip.tiles[i % kStrip], strip.scales);
+            } else {
+                operands.tile[i] = F::operand(strip.tiles[0]);
+            }
+        }
+        return operands;
+    }
+
+    // Adds the products of kTogether strips with a group of vectors to the group's sums. at: the
+    // vectors' first float4 behind what `gather` has. stripe: the float4s between their tiles.
+    KCCL_DECODE void add(Sums& sums, const Operands& operands, uint32_t first,
+                         const typename Unit::Lane& lane, const typename Unit::Gather& gather,
+                         uint32_t at, uint32_t stripe) const {
+        // All are loaded before the first product, which else would wait for its own.
+        typename Unit::Inputs inputs[kTiles];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kTiles; ++i) inputs[i] = lane.inputs(gather, at + i * stripe);
+        if constexpr (kHasScales<F>) {
+            constexpr uint32_t kChain = ChainOf<F>::kTiles, kChains = kTiles / kChain;
+            typename Unit::Sums chains[kChains] = {};
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kChain; ++i) {
+                KCCL_UNROLL
+                for (uint32_t k = 0; k < kChains; ++k) {
+                    Unit::multiply(chains[k], operands.tile[k * kChain + i],
+                                   inputs[k * kChain + i]);
+                }
+            }
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < kChains; ++k) {
+                Unit::add_scaled(sums, chains[k],
+                                 strips_[first + k * kChain / kStrip].scales.factors);
+            }
+        } else {
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kTiles; ++i) {
+                Unit::multiply(sums, operands.tile[i], inputs[i]);
+            }
+        }
+    }
+
+  private:
+    Strip<F> strips_[kBatch];
+};
+
+// Where the experts' matrices of a product begin, in a layer. in_layer: in units of kUnitBytes.
+template <class S>
+KCCL_DECODE const uint8_t* experts_at(PrefillConsumer<S>& consumer, uint32_t layer,
+                                      uint64_t in_layer) {
+    const uint64_t unit =
+        Shape<S>::stream_of(S::kBlocks) + layer * ExpertMemory<S>::kLayer + in_layer;
+    return reinterpret_cast<const uint8_t*>(consumer.task().weights) + unit * kUnitBytes<S>;
+}
+
+// Stores the sums of a row tile and group of positions as [position][row]. Called by all threads of
+// a warp, each of which passes its sums; they meet.
+template <class LANE, uint32_t NUM>
+KCCL_DECODE void store_rows(Float4 (*rows)[kTileFloat4s], const LANE& lane,
+                            const float (&totals)[NUM]) {
+    const float* total = totals;
+    lane.for_each_place([&](uint32_t row, uint32_t vector) {
+        const float sum = *total++;
+        if (row >= kTileRows) return;
+        mem::store_plain(reinterpret_cast<float*>(rows[vector]) + row, sum);
+    });
+    warp().sync();
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,228 @@
+// ExpertDown in prefill, and what the experts add to the residual. As in prefill_gate_up.cuh, the
+// weights of each expert are read once a chunk, and the sums have the same bits as in decode.
+#pragma once
+
+#include "prefill_gate_up.cuh"
+
+namespace kccl::decode {
+
+// ExpertDown: a block takes one row tile and lane at a time, with all experts in ascending order,
+// and a warp the part of the columns that it has in decode. There a warp adds up its part over all
+// experts of a position, before the warps' sums are added up. So the sums of all positions wait in
+// shared memory for the next expert. A group of positions is multiplied if one of them passes the
+// expert. The others have zeros, which change no sum.
+template <class S>
+class ChunkDown {
+  public:
+    KCCL_DECODE ChunkDown(PrefillConsumer<S>& consumer, uint32_t layer)
+        : consumer_(consumer),
+          area_(experts_area(consumer)),
+          lane_(Unit::kVectors, kTileFloat4s),
+          weights_(experts_at(consumer, layer, ExpertMemory<S>::kDownAt)),
+          num_items_(mem::load_plain(&area_.choice.num_experts) * Batch::kBatchesOfPart) {}
+
+    // Called by all consumer warps.
+    KCCL_DECODE void run() {
+        constexpr uint32_t kUnits = One::kTiles * One::kLanes;
+#pragma unroll 1
+        for (uint32_t unit = consumer_.block_in_group(); unit < kUnits;
+             unit += Shape<S>::kBlocksPerGroup) {
+            for (uint32_t part = consumer_.warp_index(); part < S::kWarps; part += S::kChunkWarps) {
+                multiply(unit, part);
+            }
+            consumer_.meet();
+            for (uint32_t g = consumer_.warp_index(); g < kGroups; g += S::kChunkWarps) {
+                send(unit, g);
+            }
+            consumer_.meet();
+        }
+    }
+
+  private:
+    using C = ChunkLayout<S>;
+    using Down = typename Shape<S>::ExpertDown;
+    using One = typename Down::One;
+    using Batch = ExpertBatch<One, 2048>;
+    using Unit = typename Batch::Unit;
+    static constexpr uint32_t kGroups = ExpertsArea<S>::kGroups;
+    static_assert(sizeof(typename Batch::Sums) == sizeof(mem::Line), "a thread's sums");
+    static_assert(kGroups <= platform::kWarpSize, "a thread for each group");
+
+    KCCL_DECODE mem::Line* sums_at(uint32_t part, uint32_t group) const {
+        return &area_.sums[part][group][warp().index()];
+    }
+
+    // An item is a batch of an expert.
+    KCCL_DECODE uint32_t expert_of(uint32_t item) const {
+        return mem::load_plain(&area_.choice.experts[item / Batch::kBatchesOfPart]);
+    }
+    KCCL_DECODE const uint8_t* weights_of_item(uint32_t unit, uint32_t part, uint32_t item) const {
+        const uint32_t step = item % Batch::kBatchesOfPart * Batch::kBatch * Batch::kStrip;
+        return weights_ +
+               expert_of(item) * (Down::kUnitsOfOne * kUnitBytes<S>)+uint64_t{unit} * One::kSteps *
+                   One::kStepBytes +
+               One::strip_at(step, part);
+    }
+
+    // Adds up a part of the columns over all experts. Two batches take turns, so that the next
+    // ones are on their way.
+    KCCL_DECODE void multiply(uint32_t unit, uint32_t part) {
+        for (uint32_t g = 0; g < kGroups; ++g) {
+            mem::store_plain(sums_at(part, g),
+                             platform::bit_cast<mem::Line>(typename Batch::Sums{}));
+        }
+        if (num_items_ == 0) return;
+        Batch even, odd;
+        const uint32_t last = num_items_ - 1;
+        even.load_all(lane_, weights_of_item(unit, part, 0));
+        odd.load_all(lane_, weights_of_item(unit, part, least_of(1, last)));
+#pragma unroll 1
+        for (uint32_t item = 0; item < num_items_; item += 2) {
+            add(even, unit, part, item, least_of(item + 2, last));
+            if (item == last) break;
+            add(odd, unit, part, item + 1, least_of(item + 3, last));
+        }
+    }
+
+    // Adds an item, and then loads item `next`.
+    KCCL_DECODE void add(Batch& batch, uint32_t unit, uint32_t part, uint32_t item, uint32_t next) {
+        const uint32_t expert = expert_of(item);
+        const uint32_t step = item % Batch::kBatchesOfPart * Batch::kBatch * Batch::kStrip;
+        const uint32_t lane = unit % One::kLanes;
+        const uint64_t groups = groups_of(expert);
+        const uint8_t* const from = weights_of_item(unit, part, next);
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < Batch::kBatch; i += Batch::kTogether) {
+            const auto operands = batch.operands(i);
+            const uint32_t tile = part * One::kSteps + step + i * Batch::kStrip;
+#pragma unroll 1
+            for (uint32_t g = 0; g < kGroups; ++g) {
+                if ((groups >> g & 1u) == 0) continue;
+                const auto gather = lane_.gather([&](uint32_t vector) {
+                    return act_at(lane, expert, g * Unit::kVectors + vector);
+                });
+                auto sums =
+                    platform::bit_cast<typename Batch::Sums>(mem::load_plain(sums_at(part, g)));
+                batch.add(sums, operands, i, lane_, gather, tile * C::kStripe, C::kStripe);
+                mem::store_plain(sums_at(part, g), platform::bit_cast<mem::Line>(sums));
+            }
+            batch.load(lane_, from, i);
+        }
+    }
+
+    // Bit g is set if a position of group g passes the expert.
+    KCCL_DECODE uint64_t groups_of(uint32_t expert) const {
+        const uint32_t group = warp().index();
+        bool has_any = false;
+        if (group < kGroups) {
+            for (uint32_t i = 0; i < Unit::kVectors; ++i) {
+                const uint8_t* const place =
+                    &area_.choice.places[expert][group * Unit::kVectors + i];
+                has_any = has_any || mem::load_plain(place) != kNoPlace;
+            }
+        }
+        return platform::warp_ballot(has_any);
+    }
+    // Returns where a position's hidden vector of an expert begins, or null if it passes others.
+    KCCL_DECODE const StagedFloat4* act_at(uint32_t lane, uint32_t expert, uint32_t number) const {
+        const uint32_t place = mem::load_plain(&area_.choice.places[expert][number]);
+        if (place == kNoPlace) return nullptr;
+        const uint32_t vector = (consumer_.first_lane_here() + lane) * S::kPlaces + place;
+        const uint32_t slot =
+            C::kActs + vector * C::Mlp::kTilesOfActs * C::kStripe + number * kTileFloat4s;
+        return reinterpret_cast<const StagedFloat4*>(consumer_.here(slot));
+    }
+
+    // Adds up the parts of the columns for a group of positions, and sends the sums to all ranks.
+    KCCL_DECODE void send(uint32_t unit, uint32_t group) {
+        float totals[Unit::kTotals] = {};
+        for (uint32_t part = 0; part < S::kWarps; ++part) {
+            const auto sums =
+                platform::bit_cast<typename Batch::Sums>(mem::load_plain(sums_at(part, group)));
+            float* total = totals;
+            lane_.totals(sums, [&](uint32_t, uint32_t, float sum) { *total++ += sum; });
+        }
+        auto* const rows = area_.rows[consumer_.warp_index()];
+        store_rows(rows, lane_, totals);
+        const uint32_t vector = warp().index() / kTileFloat4s, i = warp().index() % kTileFloat4s;
+        if (vector < Unit::kVectors) {
+            using Sent = typename C::Sent;
+            const auto sent = Sent::pack(as_message<S>(mem::load_plain(&rows[vector][i])));
+            const uint32_t lane = consumer_.first_lane() + unit % One::kLanes;
+            const uint32_t index4 = unit / One::kLanes * kTileFloat4s + i;
+            const uint32_t index = C::output_at(lane, index4, group * Unit::kVectors + vector);
+            for (uint32_t k = 1; k <= S::kWorldSize; ++k) {
+                const auto rank = static_cast<int>((consumer_.comm().rank + k) % S::kWorldSize);
+                auto* const all = reinterpret_cast<typename Sent::Type*>(
+                    consumer_.in_exchange_buffer(rank, C::kOutputs));
+                mem::store_plain(all + index, sent);
+            }
+        }
+        warp().sync();
+    }
+
+    PrefillConsumer<S>& consumer_;
+    ExpertsArea<S>& area_;
+    const typename Unit::Lane lane_;
+    const uint8_t* const weights_;
+    const uint32_t num_items_;
+};
+
+// Returns the biases of a position's experts for float4 `index4` of the residual, each times its
+// expert's share.
+template <class S>
+KCCL_DECODE Float4 biases_of_position(PrefillConsumer<S>& consumer, uint32_t layer, uint32_t number,
+                                      uint32_t index4) {
+    using M = typename Shape<S>::ExpertDown;
+    const ExpertChoice<S>& choice = experts_area(consumer).choice.of[number];
+    Float4 biases = {};
+    KCCL_UNROLL
+    for (uint32_t place = 0; place < S::kPlaces; ++place) {
+        const uint32_t expert = mem::load_plain(&choice.expert[place]);
+        const float share = mem::load_plain(&choice.share[place]);
+        const uint64_t first = biases_of_expert<M, S>(Product<S>::kExpertDown, layer, expert);
+        const Float4 bias = load_float4(consumer.task().biases, first + index4);
+        KCCL_UNROLL
+        for (int j = 0; j < 4; ++j) biases.value[j] += rounded_product(share, bias.value[j]);
+    }
+    return biases;
+}
+
+// Adds what the experts have given, summed over all lanes, to the block's rows of the residual, and
+// stages them for the next module. OP: the experts' last op. Called by all consumer warps, when all
+// blocks of all ranks have sent theirs.
+template <uint32_t OP, class S>
+KCCL_DECODE void add_outputs(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+                             uint32_t layer) {
+    using C = ChunkLayout<S>;
+    static_assert(S::kHasBlocking && Shape<S>::kLaneGroups == 1, "all lanes share a residual");
+    constexpr auto kNext = next_product<S>(OP + 1);
+    const uint32_t module = S::kNumModules * layer + module_of_op<S>(OP);
+    const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
+    const auto* const outputs =
+        reinterpret_cast<const typename C::Sent::Type*>(consumer.here(C::kOutputs));
+    for_each_row(
+        consumer, tiles.num, kTileFloat4s, [&](uint32_t tile, uint32_t number, uint32_t i) {
+            const uint32_t index4 = (tiles.first + tile) * kTileFloat4s + i;
+            Float4 total = {};
+            KCCL_UNROLL
+            for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
+                const auto sent = mem::load_plain(outputs + C::output_at(lane, index4, number));
+                add_lane(&total, C::Sent::unpack(sent), lane == 0);
+            }
+            Float4 x = mem::load_plain(residual_at(consumer, index4, number));
+            if constexpr (kHasExpertBiases<S>) {
+                if (number < chunk.num) {
+                    const Float4 biases = biases_of_position(consumer, layer, number, index4);
+                    KCCL_UNROLL
+                    for (int j = 0; j < 4; ++j) total.value[j] += biases.value[j];
+                }
+            }
+            KCCL_UNROLL
+            for (int j = 0; j < 4; ++j) x.value[j] += total.value[j];
+            mem::store_plain(residual_at(consumer, index4, number), x);
+            stage_normed<kNext>(consumer, norm_of(consumer, module + 1, index4), index4, number, x);
+        });
+}
+
+}  // namespace kccl::decode
