@@ -30,14 +30,13 @@ struct ChunkChoice {
 template <class S>
 struct ExpertsArea {
     using Down = typename Shape<S>::ExpertDown;
-    static constexpr uint32_t kVectors = Mma<typename Down::Format::Operand>::kVectors;
-    static constexpr uint32_t kGroups = S::kChunk / kVectors;
+    using Unit = Mma<typename Down::Format::Operand>;
 
     ChunkChoice<S> choice;
-    // The sums of a row tile of ExpertDown: [part of the columns][group of positions][thread].
-    mem::Line sums[S::kWarps][kGroups][platform::kWarpSize];
+    // The sums of a row tile of ExpertDown, as Mma's Lane stores them: [part of the columns]...
+    mem::Line sums[S::kWarps][S::kChunk][Unit::kSumsLines];
     // [warp]: the sums of a row tile for a group of positions.
-    Float4 rows[S::kChunkWarps][kVectors][kTileFloat4s];
+    Float4 rows[S::kChunkWarps][Unit::kVectors][kTileFloat4s];
 };
 
 template <class S>

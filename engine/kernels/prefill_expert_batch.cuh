@@ -9,26 +9,27 @@
 
 namespace kccl::decode {
 
+// Returns the largest divisor of `total` that is at most `most`, or 1.
+KCCL_CONSTEXPR uint32_t divisor_of(uint32_t total, uint32_t most) {
+    uint32_t divisor = most < total ? most_of(most, 1) : total;
+    while (total % divisor != 0) --divisor;
+    return divisor;
+}
+
 // How a warp takes an expert's weights: strips of one row tile and part of the columns, kBatch at a
 // time. ONE: an expert's matrix. BYTES: the most bytes of a batch, which the warp's threads hold in
-// registers.
-template <class ONE, uint32_t BYTES>
+// registers. TILES: the most tiles that are multiplied together.
+template <class ONE, uint32_t BYTES, uint32_t TILES>
 struct ExpertBatch {
     using F = typename ONE::Format;
     using Unit = Mma<typename F::Operand>;
     using Sums = typename SumsOf<F>::Type;
     static_assert(!F::kHasMinimums, "experts have no such format");
     static constexpr uint32_t kStrip = F::kStripTiles, kStripsOfPart = ONE::kSteps / kStrip;
-    KCCL_CONSTEXPR static uint32_t strips() {
-        uint32_t most = least_of(kStripsOfPart, most_of(BYTES / kStripBytes<F>, 1));
-        while (kStripsOfPart % most != 0) --most;
-        return most;
-    }
-    static constexpr uint32_t kMostTogether = 8;
-    static constexpr uint32_t kBatch = strips(), kBatchesOfPart = kStripsOfPart / kBatch;
+    static constexpr uint32_t kBatch = divisor_of(kStripsOfPart, BYTES / kStripBytes<F>);
+    static constexpr uint32_t kBatchesOfPart = kStripsOfPart / kBatch;
     // The strips that are multiplied together, and their tiles.
-    static constexpr uint32_t kTogether =
-        common_divisor(kBatch, most_of(kMostTogether / kStrip, 1));
+    static constexpr uint32_t kTogether = divisor_of(kBatch, TILES / kStrip);
     static constexpr uint32_t kTiles = kTogether * kStrip;
 
     // Loads kTogether strips from strip `first` of a batch on. from: the batch's first strip.

@@ -9,8 +9,7 @@ namespace kccl::decode {
 // ExpertDown: a block takes one row tile and lane at a time, with all experts in ascending order,
 // and a warp the part of the columns that it has in decode. There a warp adds up its part over all
 // experts of a position, before the warps' sums are added up. So the sums of all positions wait in
-// shared memory for the next expert. A group of positions is multiplied if one of them passes the
-// expert. The others have zeros, which change no sum.
+// shared memory for the next expert.
 template <class S>
 class ChunkDown {
   public:
@@ -42,15 +41,10 @@ class ChunkDown {
     using C = ChunkLayout<S>;
     using Down = typename Shape<S>::ExpertDown;
     using One = typename Down::One;
-    using Batch = ExpertBatch<One, 2048>;
+    using Batch = ExpertBatch<One, 2048, 16>;
     using Unit = typename Batch::Unit;
-    static constexpr uint32_t kGroups = ExpertsArea<S>::kGroups;
+    static constexpr uint32_t kGroups = S::kChunk / Unit::kVectors;
     static_assert(sizeof(typename Batch::Sums) == sizeof(mem::Line), "a thread's sums");
-    static_assert(kGroups <= platform::kWarpSize, "a thread for each group");
-
-    KCCL_DECODE mem::Line* sums_at(uint32_t part, uint32_t group) const {
-        return &area_.sums[part][group][warp().index()];
-    }
 
     // An item is a batch of an expert.
     KCCL_DECODE uint32_t expert_of(uint32_t item) const {
@@ -58,19 +52,19 @@ class ChunkDown {
     }
     KCCL_DECODE const uint8_t* weights_of_item(uint32_t unit, uint32_t part, uint32_t item) const {
         const uint32_t step = item % Batch::kBatchesOfPart * Batch::kBatch * Batch::kStrip;
-        return weights_ +
-               expert_of(item) * (Down::kUnitsOfOne * kUnitBytes<S>)+uint64_t{unit} * One::kSteps *
-                   One::kStepBytes +
-               One::strip_at(step, part);
+        const uint64_t expert = expert_of(item) * Down::kUnitsOfOne * kUnitBytes<S>;
+        const uint64_t row = uint64_t{unit} * One::kSteps * One::kStepBytes;
+        return weights_ + expert + row + One::strip_at(step, part);
     }
 
     // Adds up a part of the columns over all experts. Two batches take turns, so that the next
     // ones are on their way.
     KCCL_DECODE void multiply(uint32_t unit, uint32_t part) {
-        for (uint32_t g = 0; g < kGroups; ++g) {
-            mem::store_plain(sums_at(part, g),
-                             platform::bit_cast<mem::Line>(typename Batch::Sums{}));
+        constexpr uint32_t kLines = S::kChunk * Unit::kSumsLines;
+        for (uint32_t i = warp().index(); i < kLines; i += platform::kWarpSize) {
+            mem::store_plain(&area_.sums[part][0][0] + i, mem::Line{});
         }
+        warp().sync();
         if (num_items_ == 0) return;
         Batch even, odd;
         const uint32_t last = num_items_ - 1;
@@ -89,44 +83,39 @@ class ChunkDown {
         const uint32_t expert = expert_of(item);
         const uint32_t step = item % Batch::kBatchesOfPart * Batch::kBatch * Batch::kStrip;
         const uint32_t lane = unit % One::kLanes;
-        const uint64_t groups = groups_of(expert);
-        const uint8_t* const from = weights_of_item(unit, part, next);
+        const uint32_t positions = mem::load_plain(&area_.choice.num[expert]);
+        const auto* const list =
+            area_.choice.positions + mem::load_plain(&area_.choice.first[expert]);
+        const uint8_t* const behind = weights_of_item(unit, part, next);
         KCCL_UNROLL
         for (uint32_t i = 0; i < Batch::kBatch; i += Batch::kTogether) {
             const auto operands = batch.operands(i);
             const uint32_t tile = part * One::kSteps + step + i * Batch::kStrip;
 #pragma unroll 1
-            for (uint32_t g = 0; g < kGroups; ++g) {
-                if ((groups >> g & 1u) == 0) continue;
+            for (uint32_t from = 0; from < positions; from += Unit::kVectors) {
                 const auto gather = lane_.gather([&](uint32_t vector) {
-                    return act_at(lane, expert, g * Unit::kVectors + vector);
+                    const uint32_t number = from + vector;
+                    return number < positions ? act_at(lane, expert, mem::load_plain(list + number))
+                                              : nullptr;
                 });
-                auto sums =
-                    platform::bit_cast<typename Batch::Sums>(mem::load_plain(sums_at(part, g)));
+                const auto sums_at = [&](uint32_t vector) {
+                    const uint32_t number = from + vector;
+                    return number < positions ? area_.sums[part][mem::load_plain(list + number)]
+                                              : nullptr;
+                };
+                // A position may have another thread for each expert.
+                warp().sync();
+                auto sums = lane_.template load_sums<typename Batch::Sums>(sums_at);
                 batch.add(sums, operands, i, lane_, gather, tile * C::kStripe, C::kStripe);
-                mem::store_plain(sums_at(part, g), platform::bit_cast<mem::Line>(sums));
+                lane_.store_sums(sums, sums_at);
             }
-            batch.load(lane_, from, i);
+            batch.load(lane_, behind, i);
         }
     }
 
-    // Bit g is set if a position of group g passes the expert.
-    KCCL_DECODE uint64_t groups_of(uint32_t expert) const {
-        const uint32_t group = warp().index();
-        bool has_any = false;
-        if (group < kGroups) {
-            for (uint32_t i = 0; i < Unit::kVectors; ++i) {
-                const uint8_t* const place =
-                    &area_.choice.places[expert][group * Unit::kVectors + i];
-                has_any = has_any || mem::load_plain(place) != kNoPlace;
-            }
-        }
-        return platform::warp_ballot(has_any);
-    }
-    // Returns where a position's hidden vector of an expert begins, or null if it passes others.
+    // Returns where the hidden vector of a position that passes the expert begins.
     KCCL_DECODE const StagedFloat4* act_at(uint32_t lane, uint32_t expert, uint32_t number) const {
         const uint32_t place = mem::load_plain(&area_.choice.places[expert][number]);
-        if (place == kNoPlace) return nullptr;
         const uint32_t vector = (consumer_.first_lane_here() + lane) * S::kPlaces + place;
         const uint32_t slot =
             C::kActs + vector * C::Mlp::kTilesOfActs * C::kStripe + number * kTileFloat4s;
@@ -137,8 +126,8 @@ class ChunkDown {
     KCCL_DECODE void send(uint32_t unit, uint32_t group) {
         float totals[Unit::kTotals] = {};
         for (uint32_t part = 0; part < S::kWarps; ++part) {
-            const auto sums =
-                platform::bit_cast<typename Batch::Sums>(mem::load_plain(sums_at(part, group)));
+            const auto sums = lane_.template load_sums<typename Batch::Sums>(
+                [&](uint32_t vector) { return area_.sums[part][group * Unit::kVectors + vector]; });
             float* total = totals;
             lane_.totals(sums, [&](uint32_t, uint32_t, float sum) { *total++ += sum; });
         }

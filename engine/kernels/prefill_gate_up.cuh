@@ -45,7 +45,7 @@ class ChunkGateUp {
     using C = ChunkLayout<S>;
     using M = typename Shape<S>::ExpertGateUp;
     using One = typename M::One;
-    using Batch = ExpertBatch<One, 4096>;
+    using Batch = ExpertBatch<One, 4096, 8>;
     using Unit = typename Batch::Unit;
     // A warp multiplies at most kGroups groups at a time.
     static constexpr uint32_t kGroups = 4, kAtOnce = kGroups * Unit::kVectors;
@@ -54,9 +54,8 @@ class ChunkGateUp {
         return mem::load_plain(&area_.choice.experts[unit / One::kTiles]);
     }
     KCCL_DECODE const uint8_t* row_of(uint32_t unit) const {
-        return weights_ + expert_of(unit) *
-                              (M::kUnitsOfOne * kUnitBytes<S>)+uint64_t{unit % One::kTiles} *
-                              One::kSteps * One::kStepBytes;
+        const uint64_t expert = expert_of(unit) * M::kUnitsOfOne * kUnitBytes<S>;
+        return weights_ + expert + uint64_t{unit % One::kTiles} * One::kSteps * One::kStepBytes;
     }
 
     // Multiplies a row tile with the positions from number `from` of the expert's list on. Loads

@@ -41,6 +41,8 @@ class Kind:
             preference. With each of them a thread has enough registers.
         chunk_steps: The steps of a stage of vectors in prefill. A step is 16 elements of the
             vectors of all positions.
+        chunk_of_experts, chunk_steps_of_experts: The same two numbers for a mixture of experts. The
+            more positions a chunk has, the less often an expert's weights are read.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
         most_kv_strands: The most KV strands of a KV head. With n strands, a strand is every n-th
             tile of 16 positions, and one warp goes over it.
@@ -60,6 +62,8 @@ class Kind:
     chunk: int = 64
     chunk_warps: tuple[int, ...] = (12, 8)
     chunk_steps: int = 6
+    chunk_of_experts: int = 128
+    chunk_steps_of_experts: int = 3
     vectors: int = lib.kKcclDecodeVectors
     most_kv_strands: int = 64
 
@@ -84,11 +88,12 @@ AMD = Kind(
     chunk=8,
     chunk_warps=(7,),
     chunk_steps=8,
+    chunk_of_experts=1,
     vectors=lib.kKcclDecodeVectorsOnAmd,
 )
 """Derived from the code that clang makes for gfx942 and from published numbers; not measured."""
 
-SIMULATED = Kind(warps_of_4_bits=Kind.warps, warps_together=1, chunk=1)
+SIMULATED = Kind(warps_of_4_bits=Kind.warps, warps_together=1, chunk=1, chunk_of_experts=1)
 """Prompts run with the decode kernel, because a prefill kernel would cost the simulator time. A
 rank's one block has all rows, so shared memory has no room for the sums of 12 warps."""
 

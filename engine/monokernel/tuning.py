@@ -107,9 +107,10 @@ def tuning_for(
     strip_tiles = _strip_tiles(program, kind, warps)
     stage = stage_bytes(program, warps, steps, strip_tiles)
     ahead = stage if kind.weights_in_registers else machine.shared_bytes
-    # Experts do not run on AMD's GPUs yet.
-    has_chunks = kind.chunk > 1 and (c.experts is None or not kind.weights_in_registers)
-    kv_strands = _kv_strands(c, machine) if has_chunks else kind.most_kv_strands
+    if c.experts is not None:
+        kind = replace(kind, chunk=kind.chunk_of_experts, chunk_steps=kind.chunk_steps_of_experts)
+    has_chunks = kind.chunk > 1
+    kv_strands = _kv_strands(c, kind, machine.shared_bytes) if has_chunks else kind.most_kv_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
     block_bytes = sum(each.nbytes for each in products_of(program, lanes)) // blocks
     # In a Laneformer other lanes' work hides the time of attention. More KV splits would only mean
@@ -271,15 +272,13 @@ def _stagger_ns(program: Program, groups: int, block_bytes: int, kind: Kind, ahe
     return min(of_layer, ahead) // kind.bytes_per_ns
 
 
-def _kv_strands(c: ModelConfig, machine: Machine) -> int:
+def _kv_strands(c: ModelConfig, kind: Kind, shared_bytes: int) -> int:
     """Returns the KV strands of a KV head: as many as prefill has room for. They change bits, so
     they depend only on the model and the kind of device.
     """
-    kv_strands = machine.kind.most_kv_strands
+    kv_strands = kind.most_kv_strands
     share = _MOST_OF_SHARED if c.experts is None else _MOST_OF_SHARED_IN_MIXTURE
-    while kv_strands > 1 and (
-        _partial_bytes(c, machine.kind, kv_strands) > share * machine.shared_bytes
-    ):
+    while kv_strands > 1 and (_partial_bytes(c, kind, kv_strands) > share * shared_bytes):
         kv_strands //= 2
     return kv_strands
 

@@ -10,7 +10,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = 2;
+    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = 2, kSumsLines = 8;
 
     struct Weights {
         uint32_t word[4];
@@ -162,6 +162,19 @@ struct Mma {
             constexpr uint32_t kOfFloat4 = sizeof(StagedFloat4) / sizeof(uint64_t);
             const uint64_t both = mem::load_plain(words + uint64_t{offset} * kOfFloat4);
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+        }
+
+        template <class SUMS, class At>
+        KCCL_DECODE SUMS load_sums(At at) const {
+            const mem::Line* const from = at(thread_ % 4);
+            if (from == nullptr) return {};
+            return platform::bit_cast<SUMS>(mem::load_plain(from + thread_ / 4));
+        }
+        template <class SUMS, class At>
+        KCCL_DECODE void store_sums(const SUMS& sums, At at) const {
+            mem::Line* const to = at(thread_ % 4);
+            if (to != nullptr)
+                mem::store_plain(to + thread_ / 4, platform::bit_cast<mem::Line>(sums));
         }
 
         KCCL_DECODE void scale(Sums& sums, const float* factors) const {

@@ -21,7 +21,7 @@ struct BytesOf<2> {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = kKcclDecodeVectorsOnAmd, kTotals = 4;
+    static constexpr uint32_t kVectors = kKcclDecodeVectorsOnAmd, kTotals = 4, kSumsLines = 8;
 
     using Floats = float __attribute__((ext_vector_type(4)));
     struct Weights {
@@ -171,6 +171,18 @@ struct Mma {
             return {mem::load_plain(words + uint64_t{offset} * kOfFloat4)};
         }
 
+        template <class SUMS, class At>
+        KCCL_DECODE SUMS load_sums(At at) const {
+            const mem::Line* const from = at(thread_ % 16 / 2);
+            if (from == nullptr) return {};
+            return platform::bit_cast<SUMS>(mem::load_plain(from + line()));
+        }
+        template <class SUMS, class At>
+        KCCL_DECODE void store_sums(const SUMS& sums, At at) const {
+            mem::Line* const to = at(thread_ % 16 / 2);
+            if (to != nullptr) mem::store_plain(to + line(), platform::bit_cast<mem::Line>(sums));
+        }
+
         KCCL_DECODE void scale(Sums& sums, const float* factors) const {
             const uint32_t vector = thread_ % 16 / 2;
             const float factor = vector < num_vectors_ ? mem::load_plain(factors + vector) : 0.0f;
@@ -220,6 +232,9 @@ struct Mma {
 
         // The first of the four rows whose sums the thread has.
         KCCL_DECODE uint32_t first_row() const { return thread_ / 16 * 4; }
+
+        // The line of a vector's sums that this thread has.
+        KCCL_DECODE uint32_t line() const { return thread_ % 2 * 4 + thread_ / 16; }
 
         const uint32_t thread_;
         const uint32_t num_vectors_;

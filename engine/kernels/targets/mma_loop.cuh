@@ -7,7 +7,8 @@ namespace kccl::decode {
 template <class T>
 struct Mma {
     using Part = typename Parts<T>::Type;
-    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = kVectors, kParts = 1;
+    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = kVectors, kParts = 1,
+                              kSumsLines = kTileRows * sizeof(float) / sizeof(mem::Line);
 
     struct Weights {
         uint64_t index4[kTileFloat4s];  // four elements each
@@ -121,6 +122,25 @@ struct Mma {
                 load(gather.of[vector] + offset, inputs.value[vector]);
             }
             return inputs;
+        }
+
+        template <class SUMS, class At>
+        KCCL_DECODE SUMS load_sums(At at) const {
+            SUMS sums = {};
+            for (uint32_t vector = 0; vector < num_vectors_ && row_ < kTileRows; ++vector) {
+                const mem::Line* const from = at(vector);
+                if (from == nullptr) continue;
+                sums.value[vector] = mem::load_plain(reinterpret_cast<const float*>(from) + row_);
+            }
+            return sums;
+        }
+        template <class SUMS, class At>
+        KCCL_DECODE void store_sums(const SUMS& sums, At at) const {
+            for (uint32_t vector = 0; vector < num_vectors_ && row_ < kTileRows; ++vector) {
+                mem::Line* const to = at(vector);
+                if (to == nullptr) continue;
+                mem::store_plain(reinterpret_cast<float*>(to) + row_, sums.value[vector]);
+            }
         }
 
         KCCL_DECODE void scale(Sums& sums, const float* factors) const {
