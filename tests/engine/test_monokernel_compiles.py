@@ -62,7 +62,7 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", OF_MONOKERNEL)
+@pytest.mark.parametrize("model", [*OF_MONOKERNEL, "gpt-oss-120b", "qwen3-30b-a3b"])
 def test_a_tuning_fits_a_multiprocessor(model, headers):
     library = find_nvrtc()
     if library is None:
@@ -72,6 +72,8 @@ def test_a_tuning_fits_a_multiprocessor(model, headers):
     tuning = tuning_for(program, 1, H200)
     source, _, _ = source_of(program, 1, CONTEXT, tuning).partition("KCCL_KERNEL_OF(")
     facts = "sizeof(Shared<Model>), sizeof(PrefillShared<Model>)"
+    if program.config.experts is not None:
+        facts += ", sizeof(ExpertsArea<Model>), sizeof(VectorRing<Model>::stage)"
     source += f"""
 using namespace kccl::decode;
 __device__ const unsigned long long kFacts[] = {{{facts}}};
@@ -79,8 +81,10 @@ __device__ const unsigned long long kFacts[] = {{{facts}}};
     ptx, _ = compile_cuda(library, source, ["kFacts"], "sm_90a", headers)
     (found,) = re.findall(r"kFacts\w*\[\d+\] = \{([^}]*)\}", ptx)
     # Bytes, without the zeros at the end.
-    sizes = bytes(map(int, found.split(","))).ljust(16, b"\0")
-    for size in struct.unpack("<2Q", sizes):
+    sizes = bytes(map(int, found.split(","))).ljust(32, b"\0")
+    *both, of_experts, of_ring = struct.unpack("<4Q", sizes)
+    assert of_experts <= of_ring and (of_experts > 0) == (program.config.experts is not None)
+    for size in both:
         assert 0 < size <= H200.shared_bytes
 
 

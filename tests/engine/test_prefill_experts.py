@@ -35,7 +35,7 @@ def chunked(tuning: Tuning, **change: int) -> Tuning:
 
 
 def run(
-    model: Checkpoint,
+    mixture: Checkpoint,
     tuning: Tuning,
     ranks: int = 1,
     lasts: tuple[int, ...] = (2,),
@@ -46,7 +46,7 @@ def run(
 
     def main(comm: kccl.Communicator) -> list[Array]:
         executor = DeviceExecutor(
-            model,
+            mixture,
             comm,
             tuning=tuning,
             context=CONTEXT,
@@ -130,33 +130,28 @@ def test_all_positions_pass_the_same_experts():
 
 
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
-EXPERTS, CHOICE = "prefill_experts.cuh", "prefill_choice.cuh"
+DOWN, GATE_UP, CHOICE = "prefill_experts.cuh", "prefill_gate_up.cuh", "prefill_choice.cuh"
 BUGS = {
-    "the last position of a group is lost": (
-        EXPERTS,
+    "the last position of an expert is lost": (
+        GATE_UP,
         "                if (i < positions) {\n",
-        "                if (i < positions && vector + 1 != Unit::kVectors) {\n",
+        "                if (i + 1 < positions) {\n",
     ),
     "a position has the row of another expert": (
-        EXPERTS,
-        "        const uint32_t place = mem::load_plain(&choice.places[expert][number]);\n",
-        "        const uint32_t place = 0; (void)choice.places[expert][number];\n",
+        DOWN,
+        "mem::load_plain(&area_.choice.places[expert][number]);\n",
+        "(mem::load_plain(&area_.choice.places[expert][number]) + 1) % S::kPlaces;\n",
     ),
     "a position is listed for the next expert": (
         CHOICE,
         "        first += num;\n",
         "        first += num + (before + 1 == expert ? 1 : 0);\n",
     ),
-    "parts of the columns replace each other": (
-        EXPERTS,
-        "*total++ += sum; });\n            }\n",
-        "*total++ = sum; });\n            }\n",
-    ),
-    "positions of an expert replace those of the one before": (
-        EXPERTS,
-        "                auto sums = platform::bit_cast<typename Batch::Sums>(\n"
-        "                    mem::load_plain(sums_at(part, g)));\n",
-        "                typename Batch::Sums sums{};\n",
+    "parts of the columns replace each other": (GATE_UP, "*total++ += sum;", "*total++ = sum;"),
+    "an expert's sums replace those of the one before": (
+        DOWN,
+        "lane_.template load_sums<typename Batch::Sums>(sums_at);",
+        "typename Batch::Sums{};",
     ),
     "nobody waits for what experts give": (
         "prefill.cuh",
