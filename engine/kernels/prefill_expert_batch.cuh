@@ -62,15 +62,22 @@ struct ExpertBatch {
         return operands;
     }
 
-    // Adds the products of kTogether strips with a group of vectors to the group's sums. at: the
-    // vectors' first float4 behind what `gather` has. stripe: the float4s between their tiles.
-    KCCL_DECODE void add(Sums& sums, const Operands& operands, uint32_t first,
-                         const typename Unit::Lane& lane, const typename Unit::Gather& gather,
-                         uint32_t at, uint32_t stripe) const {
-        // All are loaded before the first product, which else would wait for its own.
-        typename Unit::Inputs inputs[kTiles];
+    // The tiles of a group of vectors that kTogether strips are multiplied with.
+    using Inputs = typename Unit::Inputs[kTiles];
+    // at: the first tile's first float4, behind what `gather` has. stripe: the float4s of a tile.
+    KCCL_DECODE static void load(Inputs& inputs, const typename Unit::Lane& lane,
+                                 const typename Unit::Gather& gather, uint32_t at,
+                                 uint32_t stripe) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kTiles; ++i) inputs[i] = lane.inputs(gather, at + i * stripe);
+    }
+
+    // Adds the products of kTogether strips with a group of vectors to the group's sums. Tile i of
+    // the inputs becomes next(i) when it has been multiplied, so that it is on its way while others
+    // are multiplied.
+    template <class Next>
+    KCCL_DECODE void add(Sums& sums, const Operands& operands, uint32_t first, Inputs& inputs,
+                         Next next) const {
         if constexpr (kHasScales<F>) {
             constexpr uint32_t kChain = ChainOf<F>::kTiles, kChains = kTiles / kChain;
             typename Unit::Sums chains[kChains] = {};
@@ -78,8 +85,9 @@ struct ExpertBatch {
             for (uint32_t i = 0; i < kChain; ++i) {
                 KCCL_UNROLL
                 for (uint32_t k = 0; k < kChains; ++k) {
-                    Unit::multiply(chains[k], operands.tile[k * kChain + i],
-                                   inputs[k * kChain + i]);
+                    const uint32_t tile = k * kChain + i;
+                    Unit::multiply(chains[k], operands.tile[tile], inputs[tile]);
+                    inputs[tile] = next(tile);
                 }
             }
             KCCL_UNROLL
@@ -91,6 +99,7 @@ struct ExpertBatch {
             KCCL_UNROLL
             for (uint32_t i = 0; i < kTiles; ++i) {
                 Unit::multiply(sums, operands.tile[i], inputs[i]);
+                inputs[i] = next(i);
             }
         }
     }

@@ -41,7 +41,8 @@ class ChunkDown {
     using C = ChunkLayout<S>;
     using Down = typename Shape<S>::ExpertDown;
     using One = typename Down::One;
-    using Batch = ExpertBatch<One, 2048, 16>;
+    using Batch = ExpertBatch<One, 2048, 64>;
+    static_assert(Batch::kTogether == Batch::kBatch, "a batch is multiplied at once");
     using Unit = typename Batch::Unit;
     static constexpr uint32_t kGroups = S::kChunk / Unit::kVectors;
     static_assert(sizeof(typename Batch::Sums) == sizeof(mem::Line), "a thread's sums");
@@ -67,50 +68,77 @@ class ChunkDown {
         warp().sync();
         if (num_items_ == 0) return;
         Batch even, odd;
-        const uint32_t last = num_items_ - 1;
         even.load_all(lane_, weights_of_item(unit, part, 0));
-        odd.load_all(lane_, weights_of_item(unit, part, least_of(1, last)));
+        odd.load_all(lane_, weights_of_item(unit, part, least_of(1, num_items_ - 1)));
+        typename Batch::Inputs inputs;
+        const uint32_t lane = unit % One::kLanes;
+        Batch::load(inputs, lane_, gather(lane, list_of(0), 0), tile_of(part, 0), C::kStripe);
 #pragma unroll 1
         for (uint32_t item = 0; item < num_items_; item += 2) {
-            add(even, unit, part, item, least_of(item + 2, last));
-            if (item == last) break;
-            add(odd, unit, part, item + 1, least_of(item + 3, last));
+            add(even, inputs, unit, part, item);
+            if (item + 1 < num_items_) add(odd, inputs, unit, part, item + 1);
         }
     }
 
-    // Adds an item, and then loads item `next`.
-    KCCL_DECODE void add(Batch& batch, uint32_t unit, uint32_t part, uint32_t item, uint32_t next) {
+    // The positions that pass an item's expert.
+    struct List {
+        uint32_t expert;
+        uint32_t num;
+        const uint16_t* positions;
+    };
+    KCCL_DECODE List list_of(uint32_t item) const {
         const uint32_t expert = expert_of(item);
+        return {expert, mem::load_plain(&area_.choice.num[expert]),
+                area_.choice.positions + mem::load_plain(&area_.choice.first[expert])};
+    }
+    // Where the vectors' part for an item begins.
+    KCCL_DECODE static uint32_t tile_of(uint32_t part, uint32_t item) {
         const uint32_t step = item % Batch::kBatchesOfPart * Batch::kBatch * Batch::kStrip;
-        const uint32_t lane = unit % One::kLanes;
-        const uint32_t positions = mem::load_plain(&area_.choice.num[expert]);
-        const auto* const list =
-            area_.choice.positions + mem::load_plain(&area_.choice.first[expert]);
-        const uint8_t* const behind = weights_of_item(unit, part, next);
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < Batch::kBatch; i += Batch::kTogether) {
-            const auto operands = batch.operands(i);
-            const uint32_t tile = part * One::kSteps + step + i * Batch::kStrip;
+        return (part * One::kSteps + step) * C::kStripe;
+    }
+    // Where the hidden vectors of a group begin: those of a list's positions from number `from` on.
+    KCCL_DECODE typename Unit::Gather gather(uint32_t lane, const List& list, uint32_t from) const {
+        return lane_.gather([&](uint32_t vector) {
+            const uint32_t number = from + vector;
+            return number < list.num
+                       ? act_at(lane, list.expert, mem::load_plain(list.positions + number))
+                       : nullptr;
+        });
+    }
+
+    // Adds an item's products. `inputs` are those of its first group, and become those of the next
+    // item's. The batch then has the weights of the item after that one.
+    KCCL_DECODE void add(Batch& batch, typename Batch::Inputs& inputs, uint32_t unit, uint32_t part,
+                         uint32_t item) {
+        const uint32_t lane = unit % One::kLanes, last = num_items_ - 1;
+        const List list = list_of(item);
+        const uint32_t next = least_of(item + 1, last), tile_of_next = tile_of(part, next);
+        const auto gather_next = gather(lane, list_of(next), 0);
+        const auto operands = batch.operands(0);
 #pragma unroll 1
-            for (uint32_t from = 0; from < positions; from += Unit::kVectors) {
-                const auto gather = lane_.gather([&](uint32_t vector) {
-                    const uint32_t number = from + vector;
-                    return number < positions ? act_at(lane, expert, mem::load_plain(list + number))
-                                              : nullptr;
+        for (uint32_t from = 0; from < list.num; from += Unit::kVectors) {
+            const auto sums_at = [&](uint32_t vector) {
+                const uint32_t number = from + vector;
+                return number < list.num
+                           ? area_.sums[part][mem::load_plain(list.positions + number)]
+                           : nullptr;
+            };
+            // A position may have another thread for each expert.
+            warp().sync();
+            auto sums = lane_.template load_sums<typename Batch::Sums>(sums_at);
+            if (from == 0) {
+                batch.add(sums, operands, 0, inputs, [&](uint32_t tile) {
+                    return lane_.inputs(gather_next, tile_of_next + tile * C::kStripe);
                 });
-                const auto sums_at = [&](uint32_t vector) {
-                    const uint32_t number = from + vector;
-                    return number < positions ? area_.sums[part][mem::load_plain(list + number)]
-                                              : nullptr;
-                };
-                // A position may have another thread for each expert.
-                warp().sync();
-                auto sums = lane_.template load_sums<typename Batch::Sums>(sums_at);
-                batch.add(sums, operands, i, lane_, gather, tile * C::kStripe, C::kStripe);
-                lane_.store_sums(sums, sums_at);
+            } else {
+                typename Batch::Inputs others;
+                Batch::load(others, lane_, gather(lane, list, from), tile_of(part, item),
+                            C::kStripe);
+                batch.add(sums, operands, 0, others, [&](uint32_t tile) { return others[tile]; });
             }
-            batch.load(lane_, behind, i);
+            lane_.store_sums(sums, sums_at);
         }
+        batch.load_all(lane_, weights_of_item(unit, part, least_of(item + 2, last)));
     }
 
     // Returns where the hidden vector of a position that passes the expert begins.

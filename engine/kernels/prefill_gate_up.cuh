@@ -48,7 +48,7 @@ class ChunkGateUp {
     using Batch = ExpertBatch<One, 4096, 8>;
     using Unit = typename Batch::Unit;
     // A warp multiplies at most kGroups groups at a time.
-    static constexpr uint32_t kGroups = 4, kAtOnce = kGroups * Unit::kVectors;
+    static constexpr uint32_t kGroups = 2, kAtOnce = kGroups * Unit::kVectors;
 
     KCCL_DECODE uint32_t expert_of(uint32_t unit) const {
         return mem::load_plain(&area_.choice.experts[unit / One::kTiles]);
@@ -80,6 +80,11 @@ class ChunkGateUp {
                 return at;
             });
         }
+        typename Batch::Inputs inputs[kGroups] = {};
+        KCCL_UNROLL
+        for (uint32_t g = 0; g < kGroups; ++g) {
+            if (g < num_groups) Batch::load(inputs[g], lane_, gathers[g], 0, C::kStripe);
+        }
         float totals[kGroups][Unit::kTotals] = {};
         uint32_t at = 0;
 #pragma unroll 1
@@ -95,12 +100,16 @@ class ChunkGateUp {
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < Batch::kBatch; i += Batch::kTogether) {
                     const auto operands = batch_.operands(i);
+                    // Behind the last tiles come the first ones again.
+                    const bool ends_row = is_last && i + Batch::kTogether == Batch::kBatch;
+                    at = ends_row ? 0 : at + Batch::kTiles * C::kStripe;
                     KCCL_UNROLL
                     for (uint32_t g = 0; g < kGroups; ++g) {
                         if (g >= num_groups) break;
-                        batch_.add(sums[g], operands, i, lane_, gathers[g], at, C::kStripe);
+                        batch_.add(sums[g], operands, i, inputs[g], [&](uint32_t tile) {
+                            return lane_.inputs(gathers[g], at + tile * C::kStripe);
+                        });
                     }
-                    at += Batch::kTiles * C::kStripe;
                     batch_.load(lane_, next, i);
                 }
             }
