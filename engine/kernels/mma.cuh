@@ -21,7 +21,8 @@
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
 //                                   first one are at `staged`, in shared memory
 //   lane.gather(at)                 where vectors that do not lie behind each other are: at(vector)
-//                                   returns where 16 elements of one begin, or null for zeros
+//                                   returns where 16 elements of one begin. gather.behind(offset)
+//                                   has those that begin so many float4s behind them
 //   lane.inputs(gather, offset)     this thread's part of 16 elements of these vectors, so many
 //                                   float4s behind those that at() has returned
 //   lane.load_sums<SUMS>(at)        sums that store_sums(sums, at) has stored: at(vector) returns where

@@ -64,12 +64,11 @@ struct ExpertBatch {
 
     // The tiles of a group of vectors that kTogether strips are multiplied with.
     using Inputs = typename Unit::Inputs[kTiles];
-    // at: the first tile's first float4, behind what `gather` has. stripe: the float4s of a tile.
+    // gather: where the first tile is. stripe: the float4s of a tile.
     KCCL_DECODE static void load(Inputs& inputs, const typename Unit::Lane& lane,
-                                 const typename Unit::Gather& gather, uint32_t at,
-                                 uint32_t stripe) {
+                                 const typename Unit::Gather& gather, uint32_t stripe) {
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kTiles; ++i) inputs[i] = lane.inputs(gather, at + i * stripe);
+        for (uint32_t i = 0; i < kTiles; ++i) inputs[i] = lane.inputs(gather, i * stripe);
     }
 
     // Adds the products of kTogether strips with a group of vectors to the group's sums. Tile i of

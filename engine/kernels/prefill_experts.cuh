@@ -72,7 +72,7 @@ class ChunkDown {
         odd.load_all(lane_, weights_of_item(unit, part, least_of(1, num_items_ - 1)));
         typename Batch::Inputs inputs;
         const uint32_t lane = unit % One::kLanes;
-        Batch::load(inputs, lane_, gather(lane, list_of(0), 0), tile_of(part, 0), C::kStripe);
+        Batch::load(inputs, lane_, gather(lane, part, 0, 0), C::kStripe);
 #pragma unroll 1
         for (uint32_t item = 0; item < num_items_; item += 2) {
             add(even, inputs, unit, part, item);
@@ -96,14 +96,17 @@ class ChunkDown {
         const uint32_t step = item % Batch::kBatchesOfPart * Batch::kBatch * Batch::kStrip;
         return (part * One::kSteps + step) * C::kStripe;
     }
-    // Where the hidden vectors of a group begin: those of a list's positions from number `from` on.
-    KCCL_DECODE typename Unit::Gather gather(uint32_t lane, const List& list, uint32_t from) const {
-        return lane_.gather([&](uint32_t vector) {
-            const uint32_t number = from + vector;
-            return number < list.num
-                       ? act_at(lane, list.expert, mem::load_plain(list.positions + number))
-                       : nullptr;
+    // Where the hidden vectors of a group have their part for an item: those of the positions from
+    // number `from` of the expert's list on.
+    KCCL_DECODE typename Unit::Gather gather(uint32_t lane, uint32_t part, uint32_t item,
+                                             uint32_t from) const {
+        const List list = list_of(item);
+        const auto whole = lane_.gather([&](uint32_t vector) {
+            // Behind the last position it comes again, and its sums are not used.
+            const uint32_t number = least_of(from + vector, list.num - 1);
+            return act_at(lane, list.expert, mem::load_plain(list.positions + number));
         });
+        return whole.behind(tile_of(part, item));
     }
 
     // Adds an item's products. `inputs` are those of its first group, and become those of the next
@@ -112,8 +115,7 @@ class ChunkDown {
                          uint32_t item) {
         const uint32_t lane = unit % One::kLanes, last = num_items_ - 1;
         const List list = list_of(item);
-        const uint32_t next = least_of(item + 1, last), tile_of_next = tile_of(part, next);
-        const auto gather_next = gather(lane, list_of(next), 0);
+        const auto gather_next = gather(lane, part, least_of(item + 1, last), 0);
         const auto operands = batch.operands(0);
 #pragma unroll 1
         for (uint32_t from = 0; from < list.num; from += Unit::kVectors) {
@@ -128,12 +130,11 @@ class ChunkDown {
             auto sums = lane_.template load_sums<typename Batch::Sums>(sums_at);
             if (from == 0) {
                 batch.add(sums, operands, 0, inputs, [&](uint32_t tile) {
-                    return lane_.inputs(gather_next, tile_of_next + tile * C::kStripe);
+                    return lane_.inputs(gather_next, tile * C::kStripe);
                 });
             } else {
                 typename Batch::Inputs others;
-                Batch::load(others, lane_, gather(lane, list, from), tile_of(part, item),
-                            C::kStripe);
+                Batch::load(others, lane_, gather(lane, part, item, from), C::kStripe);
                 batch.add(sums, operands, 0, others, [&](uint32_t tile) { return others[tile]; });
             }
             lane_.store_sums(sums, sums_at);

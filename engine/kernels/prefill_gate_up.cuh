@@ -70,20 +70,17 @@ class ChunkGateUp {
         for (uint32_t g = 0; g < kGroups; ++g) {
             if (g >= num_groups) break;
             gathers[g] = lane_.gather([&](uint32_t vector) {
-                const uint32_t i = from + g * Unit::kVectors + vector;
-                const StagedFloat4* at = nullptr;
-                if (i < positions) {
-                    const uint32_t slot =
-                        C::kMlp + C::Mlp::kNormed + mem::load_plain(list + i) * kTileFloat4s;
-                    at = reinterpret_cast<const StagedFloat4*>(consumer_.here(slot));
-                }
-                return at;
+                // Behind the last position it comes again, and its sums are not used.
+                const uint32_t i = least_of(from + g * Unit::kVectors + vector, positions - 1);
+                const uint32_t slot =
+                    C::kMlp + C::Mlp::kNormed + mem::load_plain(list + i) * kTileFloat4s;
+                return reinterpret_cast<const StagedFloat4*>(consumer_.here(slot));
             });
         }
         typename Batch::Inputs inputs[kGroups] = {};
         KCCL_UNROLL
         for (uint32_t g = 0; g < kGroups; ++g) {
-            if (g < num_groups) Batch::load(inputs[g], lane_, gathers[g], 0, C::kStripe);
+            if (g < num_groups) Batch::load(inputs[g], lane_, gathers[g], C::kStripe);
         }
         float totals[kGroups][Unit::kTotals] = {};
         uint32_t at = 0;
@@ -106,8 +103,9 @@ class ChunkGateUp {
                     KCCL_UNROLL
                     for (uint32_t g = 0; g < kGroups; ++g) {
                         if (g >= num_groups) break;
+                        const auto behind_these = gathers[g].behind(at);
                         batch_.add(sums[g], operands, i, inputs[g], [&](uint32_t tile) {
-                            return lane_.inputs(gathers[g], at + tile * C::kStripe);
+                            return lane_.inputs(behind_these, tile * C::kStripe);
                         });
                     }
                     batch_.load(lane_, next, i);

@@ -53,6 +53,9 @@ struct Mma {
     };
     // Where this thread's part of its vector is.
     struct Gather {
+        KCCL_DECODE Gather behind(uint32_t offset) const {
+            return {mine + uint64_t{offset} * sizeof(StagedFloat4)};
+        }
         const uint8_t* mine;
     };
 
@@ -151,13 +154,10 @@ struct Mma {
 
         template <class At>
         KCCL_DECODE Gather gather(At at) const {
-            const StagedFloat4* const staged = at(thread_ / 8);
-            if (staged == nullptr) return {nullptr};
-            return {reinterpret_cast<const uint8_t*>(staged + thread_ % 4) +
+            return {reinterpret_cast<const uint8_t*>(at(thread_ / 8) + thread_ % 4) +
                     thread_ / 4 % 2 * sizeof(uint64_t)};
         }
         KCCL_DECODE Inputs inputs(const Gather& gather, uint32_t offset) const {
-            if (gather.mine == nullptr) return {};
             const auto* const words = reinterpret_cast<const uint64_t*>(gather.mine);
             constexpr uint32_t kOfFloat4 = sizeof(StagedFloat4) / sizeof(uint64_t);
             const uint64_t both = mem::load_plain(words + uint64_t{offset} * kOfFloat4);

@@ -78,6 +78,9 @@ struct Mma {
 
     // Where this thread's part of its vector is.
     struct Gather {
+        KCCL_DECODE Gather behind(uint32_t offset) const {
+            return {mine + uint64_t{offset} * sizeof(StagedFloat4)};
+        }
         const uint8_t* mine;
     };
 
@@ -159,13 +162,10 @@ struct Mma {
 
         template <class At>
         KCCL_DECODE Gather gather(At at) const {
-            const StagedFloat4* const staged = at(thread_ % 16 / 2);
-            if (staged == nullptr) return {nullptr};
-            return {reinterpret_cast<const uint8_t*>(staged + thread_ / 16) +
+            return {reinterpret_cast<const uint8_t*>(at(thread_ % 16 / 2) + thread_ / 16) +
                     thread_ % 2 * sizeof(uint64_t)};
         }
         KCCL_DECODE Inputs inputs(const Gather& gather, uint32_t offset) const {
-            if (gather.mine == nullptr) return {0};
             const auto* const words = reinterpret_cast<const uint64_t*>(gather.mine);
             constexpr uint32_t kOfFloat4 = sizeof(StagedFloat4) / sizeof(uint64_t);
             return {mem::load_plain(words + uint64_t{offset} * kOfFloat4)};

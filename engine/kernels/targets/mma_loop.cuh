@@ -37,6 +37,11 @@ struct Mma {
         float value[kVectors];
     };
     struct Gather {
+        KCCL_DECODE Gather behind(uint32_t offset) const {
+            Gather gather = *this;
+            for (const StagedFloat4*& each : gather.of) each += offset;
+            return gather;
+        }
         const StagedFloat4* of[kVectors];
     };
 
@@ -118,7 +123,6 @@ struct Mma {
         KCCL_DECODE Inputs inputs(const Gather& gather, uint32_t offset) const {
             Inputs inputs = {};
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
-                if (gather.of[vector] == nullptr) continue;
                 load(gather.of[vector] + offset, inputs.value[vector]);
             }
             return inputs;
