@@ -25,9 +25,9 @@
 //                                   has those that begin so many float4s behind them
 //   lane.inputs(gather, offset)     this thread's part of 16 elements of these vectors, so many
 //                                   float4s behind those that at() has returned
-//   lane.load_sums<SUMS>(at)        sums that store_sums(sums, at) has stored: at(vector) returns where
-//                                   those of a vector are, kSumsLines lines, or null. SUMS: Sums or
-//                                   Scaled
+//   lane.load_sums<SUMS>(at)        sums that store_sums(sums, at) has stored: at(vector) returns
+//                                   where those of a vector are, kSumsLines lines, or null. SUMS:
+//                                   Sums or Scaled
 //   Mma<T>::multiply(sums, weights, inputs)
 //                                   adds the products. Called by all threads of the warp
 //   lane.scale(sums, factors)       multiplies the sums of vector v by factors[v], in shared memory

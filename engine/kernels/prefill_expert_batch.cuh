@@ -1,7 +1,7 @@
-// How a warp multiplies an expert's weights in prefill: it takes them from memory into registers, and
-// vectors from the exchange buffer. Other warps of the block need the same vectors at about the same
-// time, so most of them come from the multiprocessor's cache. A multiplication takes a group of
-// Mma::kVectors positions.
+// How a warp multiplies an expert's weights in prefill: it takes them from memory into registers,
+// and vectors from the exchange buffer. Other warps of the block need the same vectors at about the
+// same time, so most of them come from the multiprocessor's cache. A multiplication takes a group
+// of Mma::kVectors positions.
 #pragma once
 
 #include "experts.cuh"
