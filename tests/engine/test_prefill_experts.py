@@ -24,7 +24,7 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import Tuning
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(36)
 
 Array = NDArray[np.float32]
 
@@ -87,7 +87,7 @@ def test_a_prompt_in_chunks_equals_the_reference():
     [
         ("gpt-oss in MXFP4", 2, {}, {"seed": 2}),
         ("qwen3-moe", 2, {}, {"seed": 3, "warp_size": 64, "model": "gfx942"}),
-        ("qwen3-moe in FP8", 1, {"chunk": 8, "chunk_warps": 3}, {}),
+        ("qwen3-moe in FP8", 1, {}, {}),
         # One chunk is longer than the prompt.
         ("gpt-oss", 1, {"chunk": 12, "chunk_warps": 4}, {}),
     ],
