@@ -151,25 +151,29 @@ Convert converter(uint32_t from, uint32_t to) {
 }
 
 // Makes a step of kind kKcclReduceStep: reduces the rows at the input, and stores the result in the
-// output, which may be one of the rows.
-void reduce_rows_of(const KcclHostStep& step) {
+// output, which may be one of the rows. places: the address of each KcclPlace.
+void reduce_rows_of(const KcclHostStep& step, const uint64_t* places) {
     const KcclCall& call = step.op.call;
     const platform::DefaultFloats floats{};
     const void* rows[kKcclMaxWorldSize];
     for (uint64_t i = 0; i < step.num_rows; ++i) {
         rows[i] = input_of<uint8_t>(call) + i * call.count * step.op.bytes_per_count;
     }
+    if (step.last_from != kKcclBehind) {
+        const uint64_t last = places[step.last_from] + step.last_offset;
+        rows[step.num_rows - 1] = reinterpret_cast<const void*>(last);
+    }
     rows_reducer(call.dtype, call.op)(output_of<void>(call), rows, static_cast<int>(step.num_rows),
                                       call.count);
 }
 
 // Makes a step that needs no other rank: a conversion, a reduction of this rank's rows, or a copy.
-void make_alone(const KcclHostStep& step) {
+void make_alone(const KcclHostStep& step, const uint64_t* places) {
     const KcclCall& call = step.op.call;
     if (step.kind == kKcclConvertStep) {
         converter(call.dtype, step.to_dtype)(step);
     } else if (step.kind == kKcclReduceStep) {
-        reduce_rows_of(step);
+        reduce_rows_of(step, places);
     } else if (call.output != call.input) {
         __builtin_memcpy(output_of<uint8_t>(call), input_of<uint8_t>(call), call.count);
     }
@@ -204,8 +208,13 @@ void run_chain(const KcclCall* call) {
             if (!run_posted(*chain->teams, step)) return;
             continue;
         }
+        if (step.kind == kKcclMessageStep) {
+            make_messages(state->idle_context, step.messages, step.offsets, step.num_messages,
+                          step.op.call.input, step.op.call.output);
+            continue;
+        }
         if (step.kind != kKcclTeamStep && step.kind != kKcclNodesStep) {
-            make_alone(step);
+            make_alone(step, places);
             continue;
         }
         set_limits(state_at(step.op.call.comm.state), state, step.number);

@@ -1,4 +1,4 @@
-// Keeps "early" messages, which have come before a receive asked for them: see messages.cpp.
+// Keeps "early" messages, which have come before a receive asked for them: see messages.h.
 #pragma once
 
 #include <stdlib.h>

@@ -13,6 +13,10 @@
 #include "host.h"
 #include "mpi_progress.h"
 
+extern "C" {
+#include "routes.inc"
+}
+
 namespace kccl::host {
 
 uint32_t (*interpreter_hook)() = nullptr;
@@ -55,14 +59,12 @@ uint64_t kccl_host_clock_ns() {
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
-                        uint64_t num_bytes) {
-    const auto* context = reinterpret_cast<const KcclHostContext*>(idle_context);
+int kccl_host_read_process(int pid, void* to, uint64_t from, uint64_t num_bytes) {
     auto* next = static_cast<uint8_t*>(to);
     while (num_bytes > 0) {
         const iovec here = {next, num_bytes};
         const iovec there = {reinterpret_cast<void*>(from), num_bytes};
-        const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
+        const ssize_t done = process_vm_readv(pid, &here, 1, &there, 1, 0);
         // process_vm_readv() may copy fewer bytes, for example if the peer ends meanwhile. The loop
         // then tries to copy the rest, and that call reports the error.
         if (done < 0) return errno;
@@ -72,6 +74,12 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
         num_bytes -= static_cast<uint64_t>(done);
     }
     return 0;
+}
+
+int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
+                        uint64_t num_bytes) {
+    const auto* context = reinterpret_cast<const KcclHostContext*>(idle_context);
+    return kccl_host_read_process(context->pid[peer], to, from, num_bytes);
 }
 
 int kccl_host_may_read_peer(uint64_t idle_context, int peer) {

@@ -1,5 +1,5 @@
 // How a rank on a CPU waits until one of its messages is done, or checks whether the message can
-// still be done: see messages.cpp.
+// still be done: see messages.h.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,13 @@
 namespace kccl::host {
 namespace {
 
+// Returns the kernel that stands in a record about a part of a call: kKcclAllToAllParts if the call
+// has no other steps than its messages (parts.inc), otherwise that of a kKcclMessageStep.
+inline uint32_t kernel_in_record(int32_t tag) {
+    const auto kernel = static_cast<uint32_t>(kernel_of_parts(tag));
+    return kernel == kKcclAllToAllParts ? kernel : kernel | kKcclPosted;
+}
+
 // Returns the record of the failure that a message and its receive have different lengths.
 // source, head: of the message.
 inline Record lengths_differ(const KcclDeviceComm& comm, const KcclMessage& receive, int source,
@@ -20,8 +27,9 @@ inline Record lengths_differ(const KcclDeviceComm& comm, const KcclMessage& rece
         return static_cast<uint32_t>(bytes < kLargest ? bytes : kLargest);
     };
     const bool is_part = is_of_parts(head.tag);
-    const uint32_t received = is_part ? kKcclAllToAllParts : kKcclRecv;
-    const uint64_t sent = is_part ? kKcclAllToAllParts : kKcclSend;
+    uint32_t received = kKcclRecv;
+    uint64_t sent = kKcclSend;
+    if (is_part) sent = received = kernel_in_record(head.tag);
     return Record{kKcclCallsDiffer,
                   comm.rank,
                   source,
@@ -103,13 +111,23 @@ class MessageWaits {
         const uint64_t others = all & ~(uint64_t{1} << comm_.rank);
         return others != 0 ? others : all;
     }
-    static Awaited awaited(const KcclMessage& message) {
+    Awaited awaited(const KcclMessage& message) const {
         if (is_of_parts(message.tag)) {
-            return {kKcclAllToAllParts, channel_of_parts(message.tag), 1, Need::kEach};
+            const int32_t channel = channel_of_parts(message.tag);
+            const uint32_t kernel = kernel_in_record(message.tag);
+            return {kernel, channel, number_of_call(kernel, channel), Need::kEach};
         }
         const KcclKernel kernel = message.receives != 0 ? kKcclRecv : kKcclSend;
         return {static_cast<uint32_t>(kernel), message.tag, 1,
                 message.peer < 0 ? Need::kAny : Need::kEach};
+    }
+    // Returns the number that a record about a part has: of a kKcclMessageStep that of its call,
+    // which the call has posted before (postings.cpp).
+    uint32_t number_of_call(uint32_t kernel, int32_t channel) const {
+        if (kernel == kKcclAllToAllParts) return 1;
+        const auto& teams = *reinterpret_cast<const KcclHostTeams*>(routes_->teams);
+        const auto& postings = *reinterpret_cast<const KcclPostings*>(teams.postings);
+        return static_cast<uint32_t>(reinterpret_cast<const uint64_t*>(postings.numbers)[channel]);
     }
     static Missing missing_of(const KcclMessage& message, uint64_t hopes, uint32_t num_early) {
         return {message.is_done != 0 ? 0 : static_cast<uint32_t>(hopes), num_early};

@@ -1,8 +1,8 @@
-// Sends the messages for one peer: see messages.cpp.
+// Sends the messages for one peer: see messages.h.
 #pragma once
 
 #include "../include/kccl/targets/host_idle.h"
-#include "far_link.h"
+#include "routes.h"
 
 namespace kccl::host {
 namespace {
@@ -55,17 +55,59 @@ class Queue {
     KcclMessage* last_ = nullptr;
 };
 
+// How a rank reads the memory of other ranks' processes on its node.
+class Memories {
+  public:
+    // comm: the communicator, with all its ranks. routes: null if they are one team.
+    Memories(const KcclDeviceComm& comm, const KcclRoutes* routes) : comm_(comm), routes_(routes) {}
+
+    // Copies num_bytes from address `from` in the process of `rank`. Returns 0 or errno.
+    int read(int rank, void* to, uint64_t from, uint64_t num_bytes) const {
+        if (routes_ == nullptr) return kccl_host_read_peer(context(), rank, to, from, num_bytes);
+        return kccl_host_read_process(routes_->pid[rank], to, from, num_bytes);
+    }
+
+    // Tells whether this process may read the memory of `rank`.
+    bool may_read(int rank) const {
+        if (routes_ == nullptr) return kccl_host_may_read_peer(context(), rank) != 0;
+        uint64_t word;
+        return read(rank, &word, routes_->probe[rank], sizeof(word)) == 0;
+    }
+
+    // Tells whether other processes can read these bytes of this rank: tries the first and the
+    // last one.
+    bool is_readable(uint64_t address, uint64_t num_bytes) const {
+        uint8_t byte;
+        return read(comm_.rank, &byte, address, 1) == 0 &&
+               read(comm_.rank, &byte, address + num_bytes - 1, 1) == 0;
+    }
+
+    // Returns the length in bytes beyond which a message goes by its address, to the ring of
+    // `pair`. Among more ranks than a team has there are often fewer cores. There a sender shall
+    // not wait for a receiver that has no core, if the ring has room for its message.
+    uint64_t most_by_ring(const KcclDeviceComm& pair) const {
+        return routes_ == nullptr ? kMostPieceBytes : pair.layout.message_bytes / 2;
+    }
+
+  private:
+    uint64_t context() const {
+        return reinterpret_cast<const KcclState*>(comm_.state)->idle_context;
+    }
+
+    const KcclDeviceComm& comm_;
+    const KcclRoutes* const routes_;
+};
+
 // The messages that this rank sends to one peer.
 class Outbox {
   public:
-    // may_attach: whether the peer's process may read this process's memory. far: the link by MPI
+    // memories: null if the peer's process may not read this process's memory. far: the link by MPI
     // to a peer on another node; null for a peer on this node.
-    Outbox(const KcclDeviceComm& comm, int peer, bool may_attach, FarLink* far)
-        : comm_(comm), peer_(peer), may_attach_(may_attach), writer_(comm, peer, far) {}
+    Outbox(const KcclDeviceComm& comm, int peer, const Memories* memories, FarLink* far)
+        : comm_(comm), peer_(peer), memories_(memories), writer_(comm, peer, far) {}
 
     void add(KcclMessage* message) {
-        const bool is_long = message->num_bytes > kMostPieceBytes;
-        if (is_long && may_attach_ && is_readable(message)) message->state = kReadable;
+        if (may_go_by_address(*message)) message->state = kReadable;
         sends_.add(message);
     }
 
@@ -77,14 +119,9 @@ class Outbox {
     }
 
   private:
-    // Tries whether other processes can read the message's memory, with its first and its last
-    // byte.
-    bool is_readable(const KcclMessage* message) const {
-        const uint64_t context = reinterpret_cast<const KcclState*>(comm_.state)->idle_context;
-        const uint64_t last = message->address + message->num_bytes - 1;
-        uint8_t byte;
-        return kccl_host_read_peer(context, comm_.rank, &byte, message->address, 1) == 0 &&
-               kccl_host_read_peer(context, comm_.rank, &byte, last, 1) == 0;
+    bool may_go_by_address(const KcclMessage& message) const {
+        return memories_ != nullptr && message.num_bytes > memories_->most_by_ring(comm_) &&
+               memories_->is_readable(message.address, message.num_bytes);
     }
 
     // Puts the messages in sends_ into the peer's ring, in order, until the ring is full.
@@ -164,7 +201,7 @@ class Outbox {
 
     const KcclDeviceComm& comm_;
     const int peer_;
-    const bool may_attach_;
+    const Memories* const memories_;
     WayOut writer_;
     Queue sends_;                // messages of which not all is in the ring yet
     Queue offered_;              // messages whose address is in the ring; their tickets are not

@@ -3,6 +3,7 @@
 
 #include "../include/kccl/payload.cuh"
 #include "../include/kccl/wait.cuh"
+#include "routes.h"
 #include "tags.h"
 
 extern "C" {
@@ -26,13 +27,8 @@ void run_parts(const KcclCall* call) {
     }
     __builtin_memcpy(output_of<uint8_t>(*call) + parts.own_to,
                      reinterpret_cast<const uint8_t*>(input) + parts.own_from, parts.num_own);
-    for (uint64_t i = 0; i < parts.num_messages; ++i) {
-        KcclMessage& each = parts.messages[i];
-        each.address = (each.receives != 0 ? call->output : input) + parts.offsets[i];
-    }
-    const KcclMessages all = {reinterpret_cast<uint64_t>(parts.messages), parts.num_messages};
-    parts.exchange.call.input = reinterpret_cast<uint64_t>(&all);
-    parts.exchange.kernel(&parts.exchange.call);
+    make_messages(state_of(call->comm)->idle_context, parts.messages, parts.offsets,
+                  parts.num_messages, input, call->output);
 }
 
 }  // namespace
@@ -40,12 +36,10 @@ void run_parts(const KcclCall* call) {
 
 extern "C" {
 
-int32_t kccl_host_tag_of_parts(int32_t channel) { return kccl::host::tag_of_parts(channel); }
-
-void kccl_host_bind_parts(KcclHostParts* parts) {
-    parts->op.kernel = kccl::host::run_parts;
-    parts->exchange.call = parts->op.call;
-    kccl_host_bind_messages(&parts->exchange);
+int32_t kccl_host_tag_of_parts(int32_t channel, int32_t kernel) {
+    return kccl::host::tag_of_parts(channel, kernel);
 }
+
+void kccl_host_bind_parts(KcclHostParts* parts) { parts->op.kernel = kccl::host::run_parts; }
 
 }  // extern "C"

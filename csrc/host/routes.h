@@ -1,4 +1,4 @@
-// Functions of routes.cpp, for messages.cpp, chain.cpp and postings.cpp: how a rank's messages
+// Functions of routes.cpp, for messages.h, chain.cpp and postings.cpp: how a rank's messages
 // reach all ranks of a communicator of several teams (chain.inc), and how the rank waits for them.
 //
 // A team is a group of at most 8 ranks that make the steps of calls together. A rank that gives up
@@ -19,6 +19,11 @@ inline const KcclDeviceComm& pair_of(const KcclRoutes& routes, int rank) {
 }
 // Returns the number of `rank` in its pair with this rank: 0 for the lower rank, 1 for the other.
 inline int place_in_pair(const KcclRoutes& routes, int rank) { return rank > routes.rank ? 1 : 0; }
+
+// Makes the messages that are parts of a call. Each one's bytes begin at its offset in the input,
+// or in the output if it is received. Returns when all are done, or after a failure.
+void make_messages(uint64_t idle_context, KcclMessage* messages, const uint64_t* offsets,
+                   uint64_t count, uint64_t input, uint64_t output);
 
 // A rank that waits for a message checks this often whether the processes are alive from which the
 // message may come, or to which it goes.
@@ -53,7 +58,7 @@ class MessagePatience {
           has_limit_(has_limit) {}
 
     // Decides whether the wait may go on. If it has failed, fails the communicator and returns
-    // false. num_early: the number of early messages of these ranks (messages.cpp), for the record.
+    // false. num_early: the number of early messages of these ranks (messages.h), for the record.
     bool may_go_on(const KcclDeviceComm& comm, uint32_t num_early);
 
   private:

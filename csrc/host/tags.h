@@ -1,4 +1,4 @@
-// The tags of messages (messages.cpp). Those that callers give are not negative.
+// The tags of messages (messages.h). Those that callers give are not negative.
 #pragma once
 
 #include "host.h"
@@ -7,15 +7,23 @@ namespace kccl::host {
 
 // The tag of a receive that takes a message with any tag of a caller's.
 constexpr int32_t kAnyTag = -1;
-// The tag of the messages of calls with parts (parts.inc) is this number less the channel.
+// The tags of the messages of calls whose parts are messages (parts.inc, chain.inc) are this number
+// and those below it: one for each channel and kernel.
 constexpr int32_t kFirstTagOfParts = -2;
 
-constexpr int32_t tag_of_parts(int32_t channel) { return kFirstTagOfParts - channel; }
+constexpr int32_t tag_of_parts(int32_t channel, int32_t kernel) {
+    return kFirstTagOfParts - (channel * kKcclNumKernels + kernel);
+}
 
 constexpr bool is_of_parts(int32_t tag) { return tag <= kFirstTagOfParts; }
 
-// Returns the inverse of tag_of_parts().
-constexpr int32_t channel_of_parts(int32_t tag) { return kFirstTagOfParts - tag; }
+// Both return what tag_of_parts() was given.
+constexpr int32_t channel_of_parts(int32_t tag) {
+    return (kFirstTagOfParts - tag) / kKcclNumKernels;
+}
+constexpr int32_t kernel_of_parts(int32_t tag) {
+    return (kFirstTagOfParts - tag) % kKcclNumKernels;
+}
 
 // Tells whether a receive that asks for the tag `asked` takes a message with the tag `tag`.
 constexpr bool takes_tag(int32_t asked, int32_t tag) {

@@ -1,10 +1,47 @@
 """Finds out why one process may not read another's memory, and says it in words."""
 
+import json
 import os
 import warnings
 from pathlib import Path
 
+from ..base.abi import ffi, lib
+from ..ranks.team import Connected
+
 _CAP_SYS_PTRACE = 19
+
+
+class Probes:
+    """Words of the ranks' memory, by which each finds out whether it may read the others'.
+
+    Attributes:
+        are_readable: True if every rank can read every other's memory.
+        pids, addresses: Each rank's process, and the address of its word there.
+    """
+
+    def __init__(self, mesh: Connected, timeout: float) -> None:
+        """Reads the words. Collective.
+
+        Each rank reads a word of each other, because permission depends on the pair, and because a
+        process id means another process in another container.
+        """
+        # Kept alive as an attribute: peers read this word again later, to check whether they may
+        # still read this process's memory.
+        self._word = own = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
+        address = int(ffi.cast("uintptr_t", own))
+        mine = {"pid": os.getpid(), "address": address, "token": own[0]}
+        told = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)
+        replies = [json.loads(each) for each in told]
+        self.pids = [each["pid"] for each in replies]
+        self.addresses = [each["address"] for each in replies]
+        found = ffi.new("uint64_t *")
+        is_able = all(
+            lib.kccl_host_read_process(each["pid"], found, each["address"], 8) == 0
+            and found[0] == each["token"]
+            for each in replies
+        )
+        told = mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
+        self.are_readable = all(each == b"1" for each in told)
 
 
 def warn(rank: int, peer: int, pid: int, error: int) -> None:

@@ -17,7 +17,7 @@ from ..base.errors import InvalidArgument
 from ..plan.grouping import MOST_GROUPED_RANKS, Grouping
 from ..plan.spec import Request
 from ..plan.specs import BY_NAME
-from ..plan.steps import Step, Steps
+from ..plan.steps import Message, Step, Steps
 from ..ranks.mesh import Mesh
 from ..ranks.nodes import groups_of
 from ..ranks.team import Team, agree_on_groups
@@ -27,7 +27,7 @@ from .base import Backend
 from .calls import fill_call
 from .host import HostBackend, polls_per_check
 from .host_memory import HostMemory
-from .messages import Messages
+from .messages import Messages, messages_of
 from .nodes import BetweenNodes
 from .postings import Postings
 from .routes import Routes
@@ -262,19 +262,16 @@ class GroupedBackend(Backend):
             channel: The channel.
         """
         own = self._comm.rank
-        peers = [rank for rank in range(len(sends)) if rank != own]
+        # Not all ranks begin with the same one.
+        peers = [*range(own + 1, len(sends)), *range(own)]
         lengths = {0: sends, 1: receives}
         begins = {way: list(accumulate(each, initial=0)) for way, each in lengths.items()}
         ways = [(peer, way) for way in lengths for peer in peers]
-        tag = lib.kccl_host_tag_of_parts(channel)
-        messages = ffi.new(
-            "KcclMessage[]",
-            [
-                {"peer": peer, "receives": way, "num_bytes": lengths[way][peer], "tag": tag}
-                for peer, way in ways
-            ],
-        )
-        offsets = ffi.new("uint64_t[]", [begins[way][peer] for peer, way in ways])
+        parts = [
+            Message(peer, begins[way][peer], lengths[way][peer], receives=way == 1)
+            for peer, way in ways
+        ]
+        messages, offsets = messages_of(parts, "all_to_all_parts", channel)
         made = ffi.new("KcclHostParts *")
         made.op.call.comm = self._comm[0]
         made.op.call.count, made.op.bytes_per_count = sum(sends) + sum(receives), 1
@@ -305,9 +302,18 @@ class GroupedBackend(Backend):
             takes = ffi.new("KcclTake[]", [asdict(take) for take in step.takes])
             filled.takes = int(ffi.cast("uintptr_t", takes))
             return takes
+        if step.messages:
+            filled.kind, filled.num_messages = lib.kKcclMessageStep, len(step.messages)
+            keep = messages_of(step.messages, step.kernel, channel)
+            filled.messages, filled.offsets = keep
+            return keep
         if step.team is None:
             filled.op.call.dtype, filled.op.call.op = abi.DTYPES[step.dtype], abi.OPS[step.op]
             filled.op.call.count, filled.num_rows = step.count, step.rows
+            filled.last_from = lib.kKcclBehind
+            if step.last is not None:
+                filled.last_from = step.last.place.value
+                filled.last_offset = step.last.offset
             filled.op.bytes_per_count = dtypes.of(step.dtype).itemsize
             return None
         comm = self._backends[step.team].comm

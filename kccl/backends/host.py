@@ -1,7 +1,5 @@
 """The host backend: ranks are processes or threads of one machine, windows are memfd segments."""
 
-import json
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +10,7 @@ from ..plan.specs import BY_NAME
 from ..ranks.team import Connected
 from ..ranks.windows import Window
 from . import host_launch, host_memory, host_state, no_streams
+from .attach import Probes
 from .base import Backend
 from .calls import fill_op
 from .device_comm import DeviceComm
@@ -92,29 +91,11 @@ class HostBackend(Backend):
         return Settings(epoch_bits=epoch_bits, message_bytes=MESSAGE_BYTES)
 
     def _try_to_attach(self, mesh: Connected, timeout: float) -> bool:
-        """Tells whether every rank can read every other's memory. Collective.
-
-        Each rank reads a word of each other, because permission depends on the pair, and because a
-        process id means another process in another container.
-        """
-        # Kept alive as an attribute: peers read this word again later, to check whether they may
-        # still read this process's memory.
-        self._token = token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
-        mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
-        replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)
-        word = ffi.new("uint64_t *")
-        is_able = True
-        for rank, reply in enumerate(replies):
-            theirs = json.loads(reply)
-            self.context.pid[rank], self.context.probe[rank] = theirs["pid"], theirs["address"]
-            error = lib.kccl_host_read_peer(
-                self.state.idle_context, rank, word, theirs["address"], ffi.sizeof("uint64_t")
-            )
-            is_able = is_able and error == 0 and word[0] == theirs["token"]
-        return all(
-            reply == b"1"
-            for reply in mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
-        )
+        """Tells whether every rank can read every other's memory. Collective."""
+        self._probes = probes = Probes(mesh, timeout)
+        for rank, (pid, address) in enumerate(zip(probes.pids, probes.addresses, strict=True)):
+            self.context.pid[rank], self.context.probe[rank] = pid, address
+        return probes.are_readable
 
     @property
     def comm(self) -> Any:

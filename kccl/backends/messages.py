@@ -1,10 +1,24 @@
-"""A rank's messages on the host: csrc/host/messages.cpp sends and receives them."""
+"""A rank's messages on the host: csrc/host/messages.h sends and receives them."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from ..base.abi import lib
+from ..base import abi
+from ..base.abi import ffi, lib
+from ..plan.steps import Message
 from .routes import Routes
+
+
+def messages_of(parts: Sequence[Message], kernel: str, channel: int) -> tuple[Any, Any]:
+    """Returns an array of KcclMessage for parts of a call, and one of where their bytes begin."""
+    tag = lib.kccl_host_tag_of_parts(channel, abi.KERNELS[kernel])
+    messages = [
+        {"peer": each.peer, "receives": each.receives, "num_bytes": each.num_bytes, "tag": tag}
+        for each in parts
+    ]
+    offsets = [each.offset for each in parts]
+    return ffi.new("KcclMessage[]", messages), ffi.new("uint64_t[]", offsets)
 
 
 class Messages:

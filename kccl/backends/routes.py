@@ -17,6 +17,7 @@ from ..ranks import mpi
 from ..ranks.mesh import Mesh
 from ..ranks.team import Team
 from ..ranks.windows import Window
+from .attach import Probes
 from .host_memory import HostMemory
 from .nodes import LEFT_TO_MPI, BetweenNodes, meet
 
@@ -61,10 +62,17 @@ class Routes:
         self.handle.pairs = int(ffi.cast("uintptr_t", self._pairs))
         pair_bytes = lib.kccl_host_pair_bytes(MESSAGE_BYTES)
         nbytes = -(-len(near) * pair_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = HostMemory(mesh if across is None else group)
-        self._window: Window | None = memory.window(nbytes, "start-up", timeout)
+        node = mesh if across is None else group
+        self._window: Window | None = HostMemory(node).window(nbytes, "start-up", timeout)
+        # Kept, because the other ranks read this rank's word now and then.
+        self._probes = probes = Probes(node, timeout)
+        self.handle.may_attach = probes.are_readable
         mine = near.index(mesh.rank)
         for place, rank in enumerate(near):
+            self.handle.pid[rank], self.handle.probe[rank] = (
+                probes.pids[place],
+                probes.addresses[place],
+            )
             # Each rank of a pair has a part of its window for the other one. `parts` gets the
             # addresses of the two parts, this rank's first; for C they are then ordered, the lower
             # rank's first.

@@ -1,7 +1,7 @@
 """Messages between ranks on CPUs.
 
 After the first send and the first recv, C answers these calls without Python
-(csrc/host/one_sided.cpp). csrc/host/messages.cpp pairs sends and receives.
+(csrc/host/one_sided.cpp). csrc/host/messages.h pairs sends and receives.
 """
 
 from collections.abc import Sequence

@@ -20,8 +20,9 @@ from .spec import Request
 from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
 from .tuning import tuning_for
 
-# The limit for calls that ranks do not post. From this many bytes on, each rank of a group reduces
-# a part of an all_reduce across groups, an all_to_all's chunks are messages, and scans go in turn.
+# The usual limit for calls that ranks do not post (Form.from_bytes). From this many bytes on, each
+# rank of a group reduces a part of an all_reduce across groups, and the parts of all_to_all and
+# scatter are messages.
 _DIVIDES_FROM_BYTES = 65536
 
 
@@ -169,11 +170,17 @@ class GroupedPlanner:
         if posted is not None:
             reason = f"each rank posts at most {MOST_POSTED_BYTES} bytes of it"
             return posted, reason, "not chosen where ranks can post this"
-        by_size = list(able.values())
-        reason = f"chosen by size, with {_DIVIDES_FROM_BYTES} bytes as the limit"
         if len(able) == 1:
-            reason = "it is the only one that can run this"
-        chosen = by_size[-1 if nbytes >= _DIVIDES_FROM_BYTES else 0]
+            (only,) = able.values()
+            return only, "it is the only one that can run this", ""
+        fits = []
+        for i, form in enumerate(able.values()):
+            usual = _DIVIDES_FROM_BYTES if i else 0
+            limit = usual if form.from_bytes is None else form.from_bytes
+            if nbytes >= limit:
+                fits.append((form, limit))
+        chosen, limit = fits[-1]
+        reason = f"chosen by size, from {limit} bytes on"
         return chosen, reason, "not chosen at this size"
 
     def _steps(self, form: Form, **fields: Any) -> Steps:

@@ -89,6 +89,23 @@ class Take:
 
 
 @dataclass(frozen=True)
+class Message:
+    """A message of a step, to another rank or from it; KcclMessage of csrc/host/api.inc.
+
+    Attributes:
+        peer: The other rank.
+        offset: Where the bytes begin in the step's source, or in its target if they are received.
+        num_bytes: Number of bytes.
+        receives: True if this rank receives the message.
+    """
+
+    peer: int
+    offset: int
+    num_bytes: int
+    receives: bool = False
+
+
+@dataclass(frozen=True)
 class Step:
     """One step of a call.
 
@@ -103,11 +120,13 @@ class Step:
         to_dtype, divisor: For "convert", the type of the result, and the number by which it is
             divided.
         rows: The number of rows of "reduce", one behind the other.
+        last: Where the last row of "reduce" lies; None if it is behind the others.
         number: Number of calls of teams before this step, the same on every rank.
         between_nodes: The collective, if the team's ranks are on different nodes and make it by
             MPI; else "".
         posted: Bytes that this rank posts for all ranks; None if ranks do not post in this step.
         takes: What the rank then takes from other ranks' postings.
+        messages: What the rank sends to other ranks and receives from them.
     """
 
     kernel: str
@@ -122,10 +141,12 @@ class Step:
     to_dtype: str = "float32"
     divisor: int = 1
     rows: int = 0
+    last: Part | None = None
     number: int = 0
     between_nodes: str = ""
     posted: int | None = None
     takes: tuple[Take, ...] = ()
+    messages: tuple[Message, ...] = ()
 
     @property
     def only_moves(self) -> bool:
@@ -147,6 +168,9 @@ class Step:
             return f"reduce {self.rows} rows of {self.count} {self.dtype}{parts}"
         if self.posted is not None:
             return f"post {self.posted} bytes, take those of {len(self.takes)} ranks"
+        if self.messages:
+            received = [each.receives for each in self.messages]
+            return f"send {received.count(False)} messages, receive {received.count(True)}{parts}"
         nbytes = BY_NAME[self.kernel].message_bytes(self.count, self.dtype, self.ranks)
         where = "in the group" if self.team == OWN_GROUP else "across groups"
         size = f", {nbytes} bytes" if nbytes else ""
@@ -216,6 +240,13 @@ class Steps:
             self.steps.append(step)
             first = last
 
+    def add(
+        self, first: Part, second: Part, target: Part, count: int, *, dtype: str, op: str
+    ) -> None:
+        """Adds a step that reduces two rows. `target` may be one of them."""
+        made = Step("reduce", first, target, count, dtype=dtype, op=op, rows=2, last=second)
+        self.steps.append(made)
+
     def post(
         self,
         collective: str,
@@ -246,6 +277,22 @@ class Steps:
             pieces = tuple(filter(None, (take.within(begin, POSTING_BYTES) for take in takes)))
             made = replace(call, source=source.at(begin), posted=length, takes=pieces)
             self.steps.append(made)
+
+    def exchange(
+        self,
+        collective: str,
+        messages: Sequence[Message],
+        *,
+        source: Part = INPUT,
+        target: Part = OUTPUT,
+    ) -> None:
+        """Adds a step in which this rank sends and receives messages.
+
+        Messages tell little of the call. So a step of post() comes first, in which the ranks
+        compare it.
+        """
+        kernel = _like(collective).name
+        self.steps.append(Step(kernel, source, target, 0, messages=tuple(messages)))
 
     def call(
         self,
@@ -298,6 +345,8 @@ class Form:
             request. None for other forms.
         on_one_node: True if the form is for ranks of one node only.
         most_bytes: The longest request that the form takes; 0: any.
+        from_bytes: The shortest request for which the form is chosen by size. None: any for the
+            first form that can run it, and 65,536 for the others.
         by_messages: True if each part is a message between two ranks, and there are no steps.
     """
 
@@ -308,6 +357,7 @@ class Form:
     posts: Callable[[Request], int] | None = None
     on_one_node: bool = False
     most_bytes: int = 0
+    from_bytes: int | None = None
     by_messages: bool = False
 
     def why_not(self, request: Request, grouping: Grouping) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 from ...base import dtypes
 from ...base.abi import POSTING_BYTES
 from ..spec import Request
-from ..steps import INPUT, OUTPUT, Form, Steps, Take
+from ..steps import INPUT, OUTPUT, Form, Message, Steps, Take
 from .all_gather import all_gather
 from .sums import accumulator, example, finish, kind_of, widened
 
@@ -90,6 +90,30 @@ def scan_in_turn(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> Non
         finish(s, lower if peer else sums, OUTPUT, count, wide, dtype, op, num_rows)
 
 
+def scan_by_messages(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
+    """Makes scan's steps: each rank receives the sums of the rank before it, adds its own elements,
+    and sends the result to the next rank.
+    """
+    wide, kind = accumulator(dtype, op), kind_of(dtype, op)
+    row, last = count * dtypes.of(wide).itemsize, s.grouping.world_size - 1
+    s.post("scan", count, 0, dtype=dtype, op=op, peer=peer, longest=0)
+    own = widened(s, INPUT, count, dtype, wide)
+    # If nothing is rounded or divided at the end, the sums are the result.
+    is_result = not peer and wide == dtype and op != "avg"
+    sums, lower = OUTPUT if is_result else s.temporary(row), s.temporary(row)
+    if s.rank == 0:
+        s.reduce(own, sums, count, 1, **kind)
+    else:
+        from_lower = Message(s.rank - 1, 0, row, receives=True)
+        s.exchange("scan", [from_lower], target=lower)
+        s.add(lower, own, sums, count, **kind)
+    if s.rank < last:
+        s.exchange("scan", [Message(s.rank + 1, 0, row)], source=sums)
+    num_rows = s.rank + 1 - peer
+    if num_rows and not is_result:
+        finish(s, lower if peer else sums, OUTPUT, count, wide, dtype, op, num_rows)
+
+
 def fields(request: Request) -> dict[str, Any]:
     """See steps.Fields. The example is a sum that is not exclusive."""
     return example(request, request.nbytes) | {"peer": 0}
@@ -110,5 +134,13 @@ FORMS = (
         on_one_node=True,
         # A longer one has too many steps.
         most_bytes=1 << 20,
+        from_bytes=0,
+    ),
+    Form(
+        "scan_by_messages",
+        "each rank adds its elements to the lower ranks' sums, and sends them to the next one",
+        scan_by_messages,
+        on_one_node=True,
+        from_bytes=1 << 18,
     ),
 )

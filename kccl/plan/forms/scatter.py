@@ -4,7 +4,7 @@ from typing import Any
 
 from ..grouping import ACROSS_GROUPS, OWN_GROUP
 from ..spec import Request
-from ..steps import INPUT, OUTPUT, Form, Part, Steps, Take
+from ..steps import INPUT, OUTPUT, Form, Message, Part, Steps, Take
 from .others import for_others
 
 
@@ -47,6 +47,18 @@ def scatter_posted(s: Steps, *, count: int, peer: int) -> None:
     s.copy(INPUT.at(own), OUTPUT, count)
 
 
+def scatter_by_messages(s: Steps, *, count: int, peer: int) -> None:
+    """Makes scatter's steps: the root sends each rank its chunk."""
+    s.post("scatter", count, 0, peer=peer, longest=0)
+    if s.rank != peer:
+        s.exchange("scatter", [Message(peer, 0, count, receives=True)])
+        return
+    # Not all roots begin with the same rank.
+    others = [*range(peer + 1, s.grouping.world_size), *range(peer)]
+    s.exchange("scatter", [Message(rank, rank * count, count) for rank in others])
+    s.copy(INPUT.at(peer * count), OUTPUT, count)
+
+
 def fields(request: Request) -> dict[str, Any]:
     """See steps.Fields. The example has root 0."""
     return {"count": request.nbytes // request.world_size, "peer": 0}
@@ -60,4 +72,11 @@ FORMS = (
         posts=lambda request: request.nbytes,
     ),
     Form("scatter_grouped", "scatter across groups, then in each group", scatter),
+    # A byte is copied twice, and three times or more by the steps of groups.
+    Form(
+        "scatter_by_messages",
+        "the root sends each rank its chunk",
+        scatter_by_messages,
+        on_one_node=True,
+    ),
 )

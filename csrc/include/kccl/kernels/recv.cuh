@@ -1,4 +1,4 @@
-// recv: receives an array that a peer sends. For CPUs only; csrc/host/messages.cpp matches it with
+// recv: receives an array that a peer sends. For CPUs only; csrc/host/messages.h matches it with
 // the peer's send. GPUs use send_recv.
 #pragma once
 

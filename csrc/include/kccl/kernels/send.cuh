@@ -1,4 +1,4 @@
-// send: sends an array to a peer. For CPUs only; csrc/host/messages.cpp matches it with the peer's
+// send: sends an array to a peer. For CPUs only; csrc/host/messages.h matches it with the peer's
 // recv. GPUs use send_recv.
 #pragma once
 

@@ -1,0 +1,100 @@
+"""Long calls of more than 8 ranks whose parts are messages, by address and through the rings."""
+
+import time
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.backends import attach, routes
+
+RANKS = 9
+# Longer than the messages that go through the ring where processes may read each other's memory.
+LONG = 40_000
+
+
+class Unreadable(attach.Probes):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.are_readable = False
+
+
+@pytest.fixture(params=["address", "ring"])
+def way(request, monkeypatch):
+    if request.param == "ring":
+        monkeypatch.setattr(routes, "Probes", Unreadable)
+    return request.param
+
+
+def test_right_results(way):
+    def main(comm):
+        x = (np.arange(RANKS * LONG // 4) + 1_000_003 * comm.rank).astype(np.int32)
+        chunks = x.reshape(RANKS, -1)
+        assert comm.plan("all_to_all", x.nbytes).name == "all_to_all_by_messages"
+        wanted = np.stack([chunks[comm.rank] + 1_000_003 * (i - comm.rank) for i in range(RANKS)])
+        for target in (np.zeros_like(chunks), chunks.copy()):
+            source = chunks if not target.any() else target
+            assert (comm.all_to_all(source, out=target) == wanted).all()
+        assert comm.plan("scatter", x.nbytes).name == "scatter_by_messages"
+        for root in (0, RANKS - 1):
+            y = np.zeros(LONG // 4, np.int32)
+            comm.scatter(x if comm.rank == root else None, out=y, root=root)
+            assert (y == chunks[comm.rank] + 1_000_003 * (root - comm.rank)).all()
+
+    kccl.run_threads(main, RANKS, timeout=60)
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("float32", "sum"), ("float16", "avg"), ("int8", "max")])
+def test_a_scan_has_the_bits_of_the_other_forms(way, dtype, op):
+    def main(comm):
+        x = np.random.default_rng(comm.rank).integers(-9, 9, LONG).astype(dtype)
+        x[3] = x[4] / 7 if dtype != "int8" else 1
+        for exclusive in (False, True):
+            found = {}
+            for algorithm in ("scan_grouped", "scan_by_messages", "scan_in_turn"):
+                for out in (np.zeros_like(x), x.copy()):
+                    source = x if not out.any() else out
+                    comm.scan(source, out=out, op=op, exclusive=exclusive, algorithm=algorithm)
+                    found.setdefault(out.tobytes(), algorithm)
+            # Rank 0 of an exclusive scan writes nothing, so its two arrays stay as they were.
+            assert len(found) == (2 if exclusive and comm.rank == 0 else 1), found.values()
+
+    kccl.run_threads(main, RANKS, timeout=60)
+
+
+def test_a_root_that_does_not_come_is_named():
+    def main(comm):
+        comm.barrier()
+        comm.timeout = 0.3
+        y = np.zeros(LONG, np.int8)
+        told = ""
+        if comm.rank == 2:
+            time.sleep(0.6)
+        else:
+            with pytest.raises((kccl.Timeout, kccl.WaitFailed)) as error:
+                comm.scatter(None, out=y, root=2)
+            told = str(error.value)
+        comm.timeout = 30
+        comm.reset()
+        x = np.repeat(np.arange(RANKS, dtype=np.int8), LONG)
+        comm.scatter(x if comm.rank == 7 else None, out=y, root=7)
+        assert (y == comm.rank).all()
+        return told
+
+    told = kccl.run_threads(main, RANKS, timeout=60)
+    assert any("scatter" in each and "peer 2" in each for each in told), told
+
+
+def test_calls_that_differ_are_an_error():
+    def main(comm):
+        x, y = np.zeros(RANKS * LONG, np.int8), np.zeros(LONG, np.int8)
+        root = 6 if comm.rank == 6 else 1
+        try:
+            comm.scatter(x if comm.rank == root else None, out=y, root=root)
+            comm.barrier()
+        except kccl.Error as error:
+            return str(error)
+        return ""
+
+    told = kccl.run_threads(main, RANKS, timeout=20)
+    assert all(told) and any("root 6" in each for each in told), told
