@@ -13,7 +13,7 @@ import statistics
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,13 @@ def _predicting(ids: Sequence[int], share: float, vocab_size: int) -> tuple[int,
     )
 
 
+def _setting(backend: str, given: str) -> Drafts:
+    """Returns the drafts of an argument of `--drafts`."""
+    most, _, rest = given.partition("-")
+    drafts = drafts_for(backend, int(most) if most.isdecimal() else most)
+    return replace(drafts, uses_ngrams=rest != "copied")
+
+
 def _rows(
     engine: Engine, name: str, ids: list[int], how: str, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
@@ -140,11 +147,11 @@ def _rows(
     plain = _answer(engine, ids, off, **given)
     settings: dict[str, Drafts] = {"off": off}
     for each in args.drafts:
-        drafts = drafts_for(args.backend, each)
+        drafts = _setting(args.backend, each)
         if args.accept is not None:
             predicted = _predicting(plain.ids, args.accept, engine.config.vocab_size)
             drafts = Drafts(drafts.most, drafts.adapts, prediction=predicted)
-        settings[str(each)] = drafts
+        settings[each] = drafts
     found: dict[str, list[Timed]] = {each: [] for each in settings}
     for _ in range(args.repeats):
         for each, drafts in settings.items():
@@ -209,7 +216,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=256, metavar="N", help="of an answer (256)")
     parser.add_argument("--prompts", type=int, metavar="N", help="only the first N prompts")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of each answer (1)")
-    parser.add_argument("--drafts", nargs="+", default=["3", "auto"], help="settings (3 auto)")
+    parser.add_argument(
+        "--drafts",
+        nargs="+",
+        default=["3", "auto"],
+        help="settings; 3-copied: 3 without the table of n-grams (3 auto)",
+    )
+    parser.add_argument("--ngrams", metavar="F", help="as kccl generate's")
     parser.add_argument("--how", nargs="+", default=[*_HOW], choices=_HOW, help="(both)")
     parser.add_argument(
         "--accept",
@@ -224,12 +237,12 @@ def arguments() -> argparse.ArgumentParser:
 def main(given: Sequence[str] | None = None) -> int:
     """Runs the benchmark. Returns 1 if a token differs from that without drafts."""
     args = arguments().parse_args(given)
-    args.drafts = [int(each) if each.isdecimal() else each for each in args.drafts]
     if args.random_weights is not None and args.accept is None:
         raise kccl.InvalidArgument("--random-weights have no text to copy from: add --accept P")
     facts = machine(args.n or 1)
     model = random_checkpoint(args.random_weights) if args.random_weights else args.model
-    most = max((each for each in args.drafts if isinstance(each, int)), default="auto")
+    settings = [_setting(args.backend, each) for each in args.drafts]
+    most = max((each.most for each in settings if not each.adapts), default="auto")
     with Engine(
         model,
         args.backend,
@@ -237,6 +250,7 @@ def main(given: Sequence[str] | None = None) -> int:
         context=args.context,
         weights=args.weights,
         drafts=most,
+        ngrams=args.ngrams,
     ) as engine:
         facts |= {"gpus": engine.devices(), "model": args.random_weights or Path(args.model).name}
         facts |= {"python": sys.version.split()[0], "accept": args.accept}

@@ -19,6 +19,7 @@ from .executors.opening import (
     check_ranks,
     check_slots,
     drafts_for,
+    ngrams_for,
     read_for,
     rounding,
     start_ranks,
@@ -87,6 +88,7 @@ class Engine(Closing, Measuring):
         tokenizer: bool = True,
         drafts: Drafts | str | int = "off",
         packed_cache: str | Path | None = None,
+        ngrams: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Reads the model and packs its weights. Collective.
@@ -127,6 +129,8 @@ class Engine(Closing, Measuring):
                 drafts, and those with a grammar have no drafts.
             packed_cache: A folder that keeps packed weights, so that the next start only reads
                 them. It is made. Files of other models and versions stay in it.
+            ngrams: A file that `kccl drafts` has made. Drafts come from it where the text has none
+                to copy. None: that in the model's folder, if it has one.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
@@ -164,8 +168,9 @@ class Engine(Closing, Measuring):
             packed: PackedCache | None = None
             if packed_cache is not None:
                 packed = PackedCache(Path(packed_cache), checkpoint.source, checkpoint.files)
-            shape = (blocks, self.context, prefixes, slots, drafts)
-            self._ranks = start_ranks(checkpoint, backend, ranks, *shape, progress, packed)
+            table = ngrams_for(checkpoint, backend, ngrams)
+            shape = (ranks, blocks, self.context, prefixes, slots, drafts, table)
+            self._ranks = start_ranks(checkpoint, backend, *shape, progress, packed)
             if packed is not None:
                 self.notices += (*dict.fromkeys(packed.notices),)
         finally:

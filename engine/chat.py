@@ -81,6 +81,7 @@ def main(args: argparse.Namespace) -> int:
             weights=args.weights,
             drafts=args.drafts,
             packed_cache=args.packed_cache,
+            ngrams=args.ngrams,
             progress=tell,
         )
     with engine:

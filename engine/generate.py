@@ -49,6 +49,7 @@ def main(args: argparse.Namespace) -> int:
             tokenizer=is_text,
             drafts=args.drafts,
             packed_cache=args.packed_cache,
+            ngrams=args.ngrams,
             progress=tell,
         )
     with engine:

@@ -125,7 +125,8 @@ def main(args: argparse.Namespace) -> int:
     listening = None if kccl.launched_rank() else _listen(args.host, args.port)
     given = {"model": args.model, "backend": args.backend, "blocks": args.blocks}
     given |= {"context": args.context, "dtype": args.dtype, "prefixes": args.prefixes}
-    given |= {"weights": args.weights, "drafts": args.drafts, "packed_cache": args.packed_cache}
+    given |= {"weights": args.weights, "drafts": args.drafts, "ngrams": args.ngrams}
+    given |= {"packed_cache": args.packed_cache}
     given["slots"] = slots_for(args.backend, args.slots)
     say = partial(screen.tell, console)
     with ExitStack() as stack:

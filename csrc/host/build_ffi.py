@@ -92,6 +92,7 @@ ENGINE_SOURCES = [
     "experts.cpp",
     "generate.cpp",
     "logits.cpp",
+    "ngrams.cpp",
     "pass.cpp",
     "sampler.cpp",
     "tasks.cpp",

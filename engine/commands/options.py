@@ -102,6 +102,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights_argument(parser)
     add_drafts_argument(parser)
     add_packed_cache_argument(parser)
+    parser.add_argument(
+        "--ngrams",
+        metavar="F",
+        help="file of `kccl drafts`, from which drafts come, too (the model's own, if it has one)",
+    )
 
 
 def add_weights_argument(parser: argparse.ArgumentParser) -> None:

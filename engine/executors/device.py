@@ -13,6 +13,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.packed_cache import PackedCache
 from ..model.drafts import OFF, Drafts
 from ..model.executor import BEGINNING, Place, Token, Traced, finite
+from ..model.ngrams import Ngrams
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
@@ -52,6 +53,7 @@ class DeviceExecutor:
         context: int,
         slots: int = 1,
         drafts: Drafts = OFF,
+        ngrams: Ngrams | None = None,
         warp_size: int = 32,
         progress: weights.Progress = lambda nbytes: None,
         packed: PackedCache | None = None,
@@ -65,6 +67,7 @@ class DeviceExecutor:
             context: The positions that a slot of the KV cache has room for.
             slots: The number of sequences that the KV cache keeps, each in a slot.
             drafts: What requests will ask for. Only checked here: it must fit.
+            ngrams: A table from which drafts come, the same on all ranks.
             warp_size: The threads of a warp of the simulated device.
             progress: Called with the number of bytes that were packed since the last call.
             packed: The folder that keeps packed weights; None: they are not kept.
@@ -90,10 +93,8 @@ class DeviceExecutor:
         self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
         self._passes = 0  # the number of chunks that all earlier prefills ran
         self.drafts = OFF
-        # State of the request that runs now.
-        self._is_running = self._makes_tokens = False
+        self._is_running = self._makes_tokens = self._is_closed = False
         self._work = Work()
-        self._is_closed = False
         self.nbytes = self._kernels.usual.sizes.weights
         model, grids = (checkpoint, self.program, comm), self._grids
         kept = None if packed is None else keeping.Kept(packed, *model, tuning, self._arena, grids)
@@ -103,6 +104,7 @@ class DeviceExecutor:
             kept,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
+        self._ngrams = structs.table_at(self._arena, ngrams) if self._columns > 1 else None
         self.rotations = self._loaded.rotations
         self._outputs = Outputs(
             *(self.program, self._loaded.norms),
@@ -345,7 +347,7 @@ class DeviceExecutor:
     def _set_sampling(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> None:
         """Puts into the task the settings with which the kernel chooses tokens."""
         self._decoder = self._kernels.get(self._variant, **self._form(params, drafts, overlaps))
-        structs.give_drafts(self._task, self._arena, drafts, self.context)
+        structs.give_drafts(self._task, self._arena, drafts, self.context, self._ngrams)
         self._loaded.choices.give_to(self._task, params)
 
     def _run_ids(

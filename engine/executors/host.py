@@ -15,8 +15,9 @@ from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..files.packed_cache import PackedCache
 from ..model.batches import Member
-from ..model.drafts import HOST_PACE, OFF, Drafts
+from ..model.drafts import OFF, Drafts
 from ..model.executor import BEGINNING, Place, Token, Traced
+from ..model.ngrams import Ngrams
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
@@ -25,7 +26,7 @@ from ..model.structs import rule_of
 from ..model.timeline import Stamps
 from ..model.variant import USUAL, Variant
 from .drafting import Drafting, predicting
-from .host_requests import LOOK_NS, HostMember, fields_of, request_of, token_of
+from .host_requests import LOOK_NS, HostMember, fields_of, fields_of_drafts, request_of, token_of
 from .packing import (
     PANELS_AT_ONCE,
     ROWS,
@@ -56,6 +57,7 @@ class HostExecutor:
         cpus: Sequence[int] = (),
         context: int,
         slots: int = 1,
+        ngrams: Ngrams | None = None,
         progress: Progress = lambda nbytes: None,
         packed: PackedCache | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class HostExecutor:
             cpus: The core to which each thread is pinned. If empty, threads may run on any core.
             context: The positions that a slot of the KV cache has room for.
             slots: The number of sequences that the KV cache keeps, each in a slot.
+            ngrams: The table of n-grams from which drafts come.
             progress: See packing.Progress.
             packed: The folder that keeps packed weights; None: they are not kept.
 
@@ -104,6 +107,7 @@ class HostExecutor:
         comm.barrier()
         self._kept: Any = None
         self.drafts: Drafts = OFF
+        self._ngrams = ngrams
         self._drafting: Drafting | None = None
         # Guards _engine, which close() frees, while a C function uses it. Reentrant, because the
         # garbage collector may end a request in this thread during such a call.
@@ -208,8 +212,7 @@ class HostExecutor:
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,
-            most_drafts=drafts.most,
-            draft_pace=HOST_PACE.packed if drafts.adapts else 0,
+            **fields_of_drafts(drafts, self._ngrams),
             drafter=drafting.address if drafting else 0,
             drafter_context=drafting.context if drafting else 0,
             keep=drafting,
@@ -227,8 +230,7 @@ class HostExecutor:
     def join(self, ids: Sequence[int], params: SamplingParams, place: Place) -> Member:
         """See BatchExecutor."""
         fields = fields_of(params) | {"task": lib.kKcclEngineGenerate}
-        pace = HOST_PACE.packed if self.drafts.adapts else 0
-        fields |= {"most_drafts": self.drafts.most, "draft_pace": pace}
+        fields |= fields_of_drafts(self.drafts, self._ngrams)
         asked = request_of(ids, place, params.stop_ids, params.biases, fields)
         return HostMember(self._in_use, self._check, *asked)
 

@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 import kccl
 
 from ..base.core import ENDS, ffi, lib
+from ..model.drafts import HOST_PACE, Drafts
 from ..model.executor import EndedElsewhere, Place, Token, bad_logits
+from ..model.ngrams import Ngrams
 from ..model.sample import SamplingParams
 from ..model.structs import sampling_of
 
 DTYPE = "bfloat16"
 """The dtype to which weights are converted, unless the executor multiplies the stored format."""
+MOST_OF_TABLE = 1
+"""The most drafts that a pass has from a table of n-grams."""
 LOOK_NS = 100_000_000
 """The timeout of one wait in C for the next token. Python handles Ctrl-C between two waits."""
 
@@ -30,6 +34,18 @@ def fields_of(params: SamplingParams) -> dict[str, Any]:
         "frequency_penalty": params.frequency_penalty,
         "is_masked": params.grammar is not None,
     }
+
+
+def fields_of_drafts(drafts: Drafts, table: Ngrams | None) -> dict[str, Any]:
+    """Returns the fields of a KcclEngineRequest that say how drafts are made, without a drafter."""
+    pace = HOST_PACE.packed if drafts.adapts else 0
+    fields: dict[str, Any] = {"most_drafts": drafts.most, "draft_pace": pace}
+    # A draft must be right in about one of two cases to pay here. Of a table's drafts the first one
+    # of a pass nearly is, and the others are not (bench/LOG.md). So who leaves the number of drafts
+    # to the engine has none of them, and others have one.
+    if table is not None and drafts.uses_ngrams and not drafts.adapts:
+        fields["ngrams"] = table.at(table.words.ctypes.data, MOST_OF_TABLE)
+    return fields
 
 
 def request_of(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import kccl
@@ -11,10 +12,12 @@ import kccl
 from ..base.core import lib
 from ..files.checkpoint import Checkpoint
 from ..files.packed_cache import PackedCache
+from ..files.ngrams import ngrams_file, read_ngrams
 from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
 from ..model.batches import MOST_REQUESTS
 from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
+from ..model.ngrams import Ngrams
 from ..model.ops import KINDS, Place, products_in
 from ..model.program import Program
 from ..monokernel.layout import packed_bytes, total_bytes
@@ -45,8 +48,8 @@ class Backend(NamedTuple):
             GGUF's blocks, in forms of formats/nested.py. They are kept unless the caller asks for a
             dtype.
         rounds: The values of Engine's argument `weights` that the backend supports.
-        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, progress,
-            packed). Collective.
+        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, n-grams,
+            progress, packed). Collective.
         held: Returns the bytes of packed weights that a rank keeps in host memory, for
             check_memory(): (program, rank, world size). None: they lie on a GPU, whose driver
             refuses allocations that do not fit before weights are read.
@@ -63,7 +66,10 @@ class Backend(NamedTuple):
     keeps: Collection[str]
     rounds: Collection[str]
     make: Callable[
-        [Checkpoint, kccl.Communicator, int | None, int, int, Drafts, Told, PackedCache | None],
+        [
+            *(Checkpoint, kccl.Communicator, int | None, int, int, Drafts, Ngrams | None, Told),
+            PackedCache | None,
+        ],
         Executor,
     ]
     held: Callable[[Program, int, int], int] | None
@@ -97,6 +103,7 @@ def _make_host(
     context: int,
     slots: int,
     drafts: Drafts,
+    ngrams: Ngrams | None,
     progress: Told,
     packed: PackedCache | None,
 ) -> Executor:
@@ -108,6 +115,7 @@ def _make_host(
         cpus=cpus,
         context=context,
         slots=slots,
+        ngrams=ngrams,
         progress=progress,
         packed=packed,
     )
@@ -120,6 +128,7 @@ def _make_device(
     context: int,
     slots: int,
     drafts: Drafts,
+    ngrams: Ngrams | None,
     progress: Told,
     packed: PackedCache | None,
 ) -> Executor:
@@ -138,6 +147,7 @@ def _make_device(
         context=context,
         slots=slots,
         drafts=drafts,
+        ngrams=ngrams,
         progress=progress,
         packed=packed,
     )
@@ -261,6 +271,24 @@ def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
     return OFF
 
 
+def ngrams_for(checkpoint: Checkpoint, backend: str, given: str | Path | None) -> Ngrams | None:
+    """Returns the table of n-grams from which drafts come: the one in the file `given`, or else the
+    model's own. Returns None if it has none, or the backend takes no drafts.
+
+    Raises:
+        InvalidArgument: A file is given, and the backend takes no drafts.
+        kccl.Error: The table cannot be read, or is that of another model.
+    """
+    file = ngrams_file(checkpoint.source) if given is None else Path(given)
+    if given is None and not (BACKENDS[backend].takes_drafts and file.is_file()):
+        return None
+    if not BACKENDS[backend].takes_drafts:
+        raise kccl.InvalidArgument(
+            f"ngrams is {str(given)!r}, must be None on backend {backend!r}, which takes no drafts"
+        )
+    return read_ngrams(file, checkpoint.config.vocab_size)
+
+
 def check_slots(backend: str, slots: int, drafts: Drafts) -> None:
     """Checks the number of requests that an engine answers at the same time.
 
@@ -307,12 +335,13 @@ def start_ranks(
     prefixes: int,
     requests: int,
     drafts: Drafts,
+    ngrams: Ngrams | None,
     progress: Callable[[int, int], None] | None,
     cache: PackedCache | None,
 ) -> Ranks[Executor]:
     """Starts a model's ranks, and returns those that are in this process. The arguments are
-    Engine's; `requests` is its `slots`, the checkpoint must be from read_for(), and the drafts from
-    drafts_for().
+    Engine's; `requests` is its `slots`, the checkpoint must be from read_for(), the drafts from
+    drafts_for(), and the n-grams from ngrams_for().
 
     Raises:
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
@@ -331,7 +360,8 @@ def start_ranks(
             comm,
             model
             | {"context": context, "blocks": blocks, "prefixes": prefixes, "slots": requests}
-            | {"drafts": [*drafts.of_all_ranks], "packed_cache": cache is not None},
+            | {"drafts": [*drafts.of_all_ranks], "packed_cache": cache is not None}
+            | {"ngrams": "" if ngrams is None else ngrams.digest},
         )
         program = Program(checkpoint.config, checkpoint.formats)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
@@ -352,7 +382,7 @@ def start_ranks(
                 if progress is not None:
                     progress(packed[0], total)
 
-        return kind.make(checkpoint, comm, blocks, context, slots, drafts, tell, cache)
+        return kind.make(checkpoint, comm, blocks, context, slots, drafts, ngrams, tell, cache)
 
     if backend == "sim" and kccl.launched_rank() is None:
         # The simulator runs several ranks of one process in turns. A rank that launches nothing

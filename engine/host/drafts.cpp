@@ -61,6 +61,7 @@ void Drafts::begin(const KcclEngineRequest& request) {
     adapts_ = request.draft_pace != 0;
     drafter_ = reinterpret_cast<KcclEngineDrafter>(request.drafter);
     context_ = reinterpret_cast<void*>(request.drafter_context);
+    ngrams_ = Ngrams(request.ngrams);
     pace_ = Pace(request.draft_pace);
 }
 
@@ -68,7 +69,10 @@ uint32_t Drafts::propose(const int32_t* ids, uint32_t num_ids, uint32_t room, in
     uint32_t most = std::min(most_, room);
     if (most != 0 && adapts_) most = std::min(most, pace_.next());
     if (most == 0) return 0;
-    if (drafter_ == nullptr) return repeat(ids, num_ids, most, drafts);
+    if (drafter_ == nullptr) {
+        const uint32_t num_copied = repeat(ids, num_ids, most, drafts);
+        return num_copied != 0 ? num_copied : ngrams_.propose(ids, num_ids, most, drafts);
+    }
     // A drafter may change the thread's rounding, or flush its subnormal numbers to zero. What this
     // thread computes next must not depend on that.
     std::fenv_t environment;

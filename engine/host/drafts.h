@@ -3,7 +3,7 @@
 // chosen for its place. So drafts change how long an answer takes, and never its tokens.
 #pragma once
 
-#include "api.h"
+#include "ngrams.h"
 
 namespace kccl::engine {
 
@@ -60,6 +60,7 @@ class Drafts {
     bool adapts_ = false;  // whether pace_ decides
     KcclEngineDrafter drafter_ = nullptr;
     void* context_ = nullptr;
+    Ngrams ngrams_;
     Pace pace_{0};
 };
 

@@ -4,8 +4,9 @@
 //
 // If the host has predicted the text (Task.num_predicted), drafts are its ids at their places. Else
 // drafts are the ids that followed the newest ids where these stood in the text before, as by
-// repeat() in host/drafts.cpp. All blocks of all ranks search the same text, so they propose the
-// same drafts and need no exchange for it.
+// repeat() in host/drafts.cpp. If they did not, a table of n-grams proposes some (host/ngrams.h).
+// All blocks of all ranks have the same text and table, so they propose the same drafts and need no
+// exchange for it.
 //
 // Block 0 of each rank adds the tokens to Task.ids, in which the other blocks read. A token is
 // added before that block's control word of the next token step, which releases it. So a block
@@ -81,6 +82,52 @@ KCCL_DECODE void propose_predicted(ConsumerWarp<S>& consumer, uint32_t num_ids, 
     if (leads(warp())) mem::store_plain(&consumer.shared().num_columns, 1 + num);
 }
 
+// Proposes ids that follow on the text by the table of n-grams, as Ngrams in host/ngrams.h does.
+// Called by one warp. Each of its first threads looks for a run of another length.
+template <class S>
+KCCL_DECODE void propose_by_ngrams(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_t room) {
+    constexpr uint32_t kMost = kKcclEngineNgramIds;
+    const KcclEngineNgrams& table = consumer.task().ngrams;
+    const auto* const words = reinterpret_cast<const uint32_t*>(table.words);
+    const uint32_t mask = (1u << table.id_bits) - 1, own = consumer.thread();
+    // The newest ids, the last one first.
+    uint32_t newest[kMost];
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < kMost; ++i) {
+        newest[i] = i < text.num() ? static_cast<uint32_t>(text.id(text.num() - 1 - i)) : 0;
+    }
+    uint32_t num = 0;
+#pragma unroll 1
+    for (; num < least_of(room, table.most); ++num) {
+        uint64_t hashed = 0;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kMost; ++i) {
+            if (i > own) continue;
+            hashed = (hashed ^ (uint64_t{newest[i]} + 1)) * 0x9E3779B97F4A7C15;
+            hashed ^= hashed >> 32;
+        }
+        // The length of the run, and the id plus 1. So the largest is that of the longest run.
+        uint32_t best = 0;
+        if (own < kMost && own < text.num() + num) {
+            const uint32_t word = mem::load_plain(words + (hashed >> (64 - table.slot_bits)));
+            const bool is_there = ((word ^ static_cast<uint32_t>(hashed)) & ~mask) == 0;
+            if (is_there && (word & mask) != 0) {
+                best = (own + 1) << kKcclEngineIdBits | (word & mask);
+            }
+        }
+        best = most_of_warp(best);
+        if (best == 0) break;
+        const uint32_t id = (best & ((1u << kKcclEngineIdBits) - 1)) - 1;
+        KCCL_UNROLL
+        for (uint32_t i = kMost - 1; i > 0; --i) newest[i] = newest[i - 1];
+        newest[0] = id;
+        if (leads(warp())) {
+            mem::store_plain(&consumer.shared().drafts[num + 1], static_cast<int32_t>(id));
+        }
+    }
+    if (leads(warp())) mem::store_plain(&consumer.shared().num_columns, 1 + num);
+}
+
 // Proposes at most `room` drafts for the next token step, and writes them and its number of columns
 // into shared memory. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
@@ -91,12 +138,7 @@ KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_
         if (consumer.warp_index() == 0) propose_predicted(consumer, text.num(), room);
         return consumer.meet();
     }
-    uint32_t best = best_place(consumer, text);
-    KCCL_UNROLL
-    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
-        const uint32_t other = platform::shuffle_word(best, warp().index() ^ step);
-        best = other > best ? other : best;
-    }
+    uint32_t best = most_of_warp(best_place(consumer, text));
     if (leads(warp())) mem::store_plain(&shared.places[consumer.warp_index()], best);
     if (!consumer.meet()) return false;
     if (consumer.warp_index() == 0) {
@@ -113,6 +155,8 @@ KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_
                 mem::store_plain(&shared.drafts[i + 1], text.id(at));
             }
             if (leads(warp())) mem::store_plain(&shared.num_columns, 1 + room);
+        } else if (consumer.task().ngrams.words != 0) {
+            propose_by_ngrams(consumer, text, room);
         }
     }
     return consumer.meet();

@@ -50,9 +50,9 @@ class Pace:
 HOST_PACE = Pace(first=1, shares={7: 21, 3: 16}, least=12)
 """On the host arithmetic bounds a pass over several positions. A draft costs 0.3 to 0.6 of a token
 there (bench/LOG.md), so few drafts pay."""
-GPU_PACE = Pace(first=3, shares={3: 4}, least=4)
+GPU_PACE = Pace(first=3, shares={3: 2}, least=2)
 """On a GPU a pass with three drafts takes 1.17 to 1.49 times as long as one without drafts in the
-same kernel (bench/LOG.md). So it pays from half an accepted draft a pass on."""
+same kernel (bench/LOG.md). So it pays from a quarter to half an accepted draft a pass on."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,22 @@ class Drafts:
         most: The most drafts of a pass. 0 means none.
         adapts: Whether the number of drafts depends on the share of the last drafts that were
             accepted. On the host a pass has 7 drafts from 7/8 on, 3 from 2/3 on, 1 from 1/2 on,
-            else none; on a GPU 3 from 1/6 on, else none; at most `most`. Times play no part, so
+            else none; on a GPU 3 from 1/12 on, else none; at most `most`. Times play no part, so
             equal requests take equal passes. If no draft is ever right, few passes try one: on the
             host 20 of an answer's first 260.
         drafter: The function that makes the drafts. None: drafts are copied from where the same ids
-            stood earlier in the text. Only backend "host" calls a drafter. Only it makes drafts for
-            a request with a grammar: on a GPU such a request has none, whatever `most` is. In a job
-            of several processes only rank 0's is called. A thread of the executor calls it between
-            two passes. All ranks wait meanwhile, and so does Ctrl-C. It must return within
-            KCCL_TIMEOUT. It cannot close its engine. If it raises, the request raises the same
-            error, and other processes' requests raise EndedElsewhere. No automatic garbage
-            collection begins while it runs.
+            stood earlier in the text, else from a table (`uses_ngrams`). Only backend "host" calls
+            a drafter. Only it makes drafts for a request with a grammar: on a GPU such a request
+            has none, whatever `most` is. In a job of several processes only rank 0's is called. A
+            thread of the executor calls it between two passes. All ranks wait meanwhile, and so
+            does Ctrl-C. It must return within KCCL_TIMEOUT. It cannot close its engine. If it
+            raises, the request raises the same error, and other processes' requests raise
+            EndedElsewhere. No automatic garbage collection begins while it runs.
         prediction: The ids that the answer is expected to have, from its first one on. Where it is
             not empty, drafts are its ids at their places. So behind a token that it does not have,
             they are right again only if the answer goes on as it does. All backends take it.
+        uses_ngrams: Whether drafts come from the engine's table of n-grams (model/ngrams.py), if it
+            has one, where the text has nothing to copy. On the host not if `adapts` is True.
 
     Raises:
         InvalidArgument: `most` is out of range, `adapts` is no bool, `drafter` is no function, a
@@ -92,6 +94,7 @@ class Drafts:
     adapts: bool = False
     drafter: Drafter | None = None
     prediction: Sequence[int] = ()
+    uses_ngrams: bool = True
 
     def __post_init__(self) -> None:
         most = as_integer(self.most)
@@ -100,6 +103,10 @@ class Drafts:
         object.__setattr__(self, "most", most)
         if not isinstance(self.adapts, bool):
             raise kccl.InvalidArgument(f"adapts is {self.adapts!r:.60}, must be True or False")
+        if not isinstance(self.uses_ngrams, bool):
+            raise kccl.InvalidArgument(
+                f"uses_ngrams is {self.uses_ngrams!r:.60}, must be True or False"
+            )
         if self.drafter is not None and not callable(self.drafter):
             raise kccl.InvalidArgument(
                 f"drafter is {self.drafter!r:.60}, must be a function or None"
@@ -124,11 +131,12 @@ class Drafts:
             )
 
     @property
-    def of_all_ranks(self) -> tuple[int, bool, bool, list[int]]:
+    def of_all_ranks(self) -> tuple[int, bool, bool, bool, list[int]]:
         """Returns what must be equal on all ranks. Of the drafter this is only whether there is
         one, because each rank has a different object.
         """
-        return self.most, self.adapts, self.drafter is not None, [*self.prediction]
+        has_drafter = self.drafter is not None
+        return self.most, self.adapts, has_drafter, self.uses_ngrams, [*self.prediction]
 
 
 OFF = Drafts(0)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from ..base.core import ffi, lib
-from ..model.drafts import GPU_PACE, Drafts
+from ..model.drafts import GPU_PACE, MOST_DRAFTS, Drafts
+from ..model.ngrams import Ngrams
 from ..model.ops import layer_of
 from ..model.program import Program
 from ..model.structs import rule_of
@@ -80,8 +81,27 @@ def begin(task: Any, mailbox: Any) -> None:
     task.logits = NO_LOGITS
 
 
-def give_drafts(task: Any, arena: Arena, drafts: Drafts, context: int) -> None:
-    """Tells the kernel how a request makes drafts. `task` has its ids already."""
+def table_at(arena: Arena, ngrams: Ngrams | None) -> dict[str, int] | None:
+    """Copies a table of n-grams into the device's memory. Returns the fields of its
+    KcclEngineNgrams; None without a table.
+    """
+    return None if ngrams is None else ngrams.at(arena.place(ngrams.words), MOST_DRAFTS)
+
+
+def give_drafts(
+    task: Any, arena: Arena, drafts: Drafts, context: int, ngrams: dict[str, int] | None
+) -> None:
+    """Tells the kernel how a request makes drafts. `task` has its ids already.
+
+    Args:
+        task: The request's KcclDecodeTask.
+        arena: Has the memory that it names.
+        drafts: How drafts are made.
+        context: The positions that a slot of the KV cache has room for.
+        ngrams: What table_at() returns.
+    """
+    if ngrams is not None:
+        task.ngrams = ngrams if drafts.uses_ngrams else ngrams | {"words": 0}
     task.most_drafts = drafts.most
     task.draft_pace = GPU_PACE.packed if drafts.adapts else 0
     some = drafts.prediction[: context - task.num_ids]

@@ -311,6 +311,11 @@ _COMMANDS = {
     "quantize": _of_module(
         "engine.commands.quantize", "write a model with 8 or 4 bits a weight", has_output=False
     ),
+    "drafts": _of_module(
+        "engine.commands.drafts",
+        "make a table of n-grams, from which drafts come",
+        has_output=False,
+    ),
     "run": Command(
         "start ranks without MPI", _run_arguments, _run, is_collective=True, has_output=False
     ),

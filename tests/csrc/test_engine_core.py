@@ -24,7 +24,7 @@ FLAGS = {
 }
 COMPUTE = ("compute_baseline", *FLAGS)
 # The files of the threads' program, besides these.
-CORE = ("engine", "tasks", "generate", "drafts", "pass", "experts", "logits", "sampler")
+CORE = ("engine", "tasks", "generate", "drafts", "ngrams", "pass", "experts", "logits", "sampler")
 CORE += ("answer", "batch", "compute", "compute_baseline")
 SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],

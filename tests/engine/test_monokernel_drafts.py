@@ -14,13 +14,15 @@ from test_monokernel import CONTEXT, MERGING, SMALL, TUNING, kernels
 
 import kccl
 from kccl.engine import Engine, Grammar
-from kccl.engine.executors import device, host
+from kccl.engine.executors import device, host_requests
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.ngrams import write_ngrams
 from kccl.engine.files.random_weights import MODELS, RandomSource, random_checkpoint
 from kccl.engine.formats.base import Stored
 from kccl.engine.model.drafts import GPU_PACE, HOST_PACE, OFF, Drafts, Pace
 from kccl.engine.model.executor import Token
+from kccl.engine.model.ngrams import Ngrams, build
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import task as structs
@@ -77,6 +79,7 @@ def answers(
     ranks: int = 1,
     tuning: Tuning = TUNING,
     prompt: list[int] = PROMPT,
+    ngrams: Ngrams | None = None,
     **simulation: Any,
 ) -> list[list[Token]]:
     """An answer for each of `asked`, one after the other."""
@@ -87,6 +90,7 @@ def answers(
             comm,
             tuning=replace(tuning, columns=columns),
             context=CONTEXT,
+            ngrams=ngrams,
             warp_size=simulation.get("warp_size", 32),
         )
         found = []
@@ -170,9 +174,32 @@ def test_drafts_and_ends_are_those_of_the_host(monkeypatch):
         drafts = Drafts(2, adapts=True, prediction=predicted(plain, {*range(7), 20}))
         for pace in (GPU_PACE, Pace(first=1, shares={3: 9}, least=2)):
             monkeypatch.setattr(structs, "GPU_PACE", pace)
-            monkeypatch.setattr(host, "HOST_PACE", pace)
+            monkeypatch.setattr(host_requests, "HOST_PACE", pace)
             (tokens,) = answers("tiny-llama", 3, [(drafts, GREEDY)])
             on_host = tokens_of(engine, drafts, PROMPT, **GREEDY)
+            assert [*map(passes, tokens)] == [*map(passes, on_host)]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "num", "how"),
+    long_after(1, [("tiny-llama", 1, 9, {}), ("tiny-laneformer", 2, NEW, {"warp_size": 64})]),
+)
+def test_a_table_of_ngrams_proposes_as_on_the_host(model, ranks, num, how, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_requests, "MOST_OF_TABLE", 2)
+    prompt, given = [5, 99, 17, 64], GREEDY | {"max_tokens": num}
+    with Engine(checkpoint(model), blocks=1, context=CONTEXT) as engine:
+        plain = tokens_of(engine, OFF, prompt, **given)
+    # The table has the answer up to a place where it goes on otherwise.
+    ids = prompt + predicted([each.id for each in plain], {num // 2})
+    table = build([np.array(ids, np.int32)] * 3, checkpoint(model).config.vocab_size, 8)
+    write_ngrams(tmp_path / "table", table)
+    asked = [(each, given) for each in (Drafts(2), Drafts(2, uses_ngrams=False))]
+    found, copied = answers(model, 3, asked, ranks, prompt=prompt, ngrams=table, **how)
+    assert check(plain, found)[0] > check(plain, copied)[0]
+    table_file = tmp_path / "table"
+    with Engine(checkpoint(model), blocks=1, context=CONTEXT, ngrams=table_file) as engine:
+        for (drafts, _), tokens in zip(asked, (found, copied), strict=True):
+            on_host = tokens_of(engine, drafts, prompt, **given)
             assert [*map(passes, tokens)] == [*map(passes, on_host)]
 
 

@@ -141,7 +141,9 @@ def test_tuning_changes_no_bit(change):
 def test_amds_gpus_are_refused():
     comm: Any = SimpleNamespace(backend="hip")
     with pytest.raises(kccl.InvalidArgument, match="experts do not run on AMD's GPUs yet"):
-        BACKENDS["hip"].make(checkpoint("qwen3-moe"), comm, None, CONTEXT, 1, OFF, lambda _: None)
+        BACKENDS["hip"].make(
+            checkpoint("qwen3-moe"), comm, None, CONTEXT, 1, OFF, None, lambda _: None
+        )
 
 
 @pytest.mark.parametrize("kind", ["expert_gate_up", "expert_down"])
