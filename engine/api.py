@@ -126,7 +126,7 @@ class Engine(Closing, Measuring):
                 pass; "auto": fewer where few are right, or none; or Drafts (see there). They change
                 no token. GPUs have as many as fit into memory; "hip" and mixtures there have none.
                 With `slots`, all requests that run share 8 places of a pass, for last tokens and
-                drafts, and those with a grammar have no drafts.
+                drafts.
             packed_cache: A folder that keeps packed weights, so that the next start only reads
                 them. It is made. Files of other models and versions stay in it.
             ngrams: A file that `kccl drafts` has made. Drafts come from it where the text has none

@@ -44,11 +44,9 @@ int Batch::join(const KcclEngineRequest& request) {
     member->is_cancelled = member->waits_for_mask = member->is_done = false;
     member->num_tokens = member->num_taken = 0;
     member->answer.mask.reset();
-    KcclEngineRequest own = request;
-    if (own.is_masked != 0) own.most_drafts = 0;
-    member->answer.begin(own);
-    member->num_cached = own.start;
-    member->length = own.num_ids;
+    member->answer.begin(request);
+    member->num_cached = request.start;
+    member->length = request.num_ids;
     member->pass_number = member->num_columns = 0;
     joined_[num_joined_++] = member;
     changed_.notify_all();
@@ -161,12 +159,7 @@ void Batch::deliver(Member& member, const KcclEngineToken& token) {
 // Decides which columns the next pass has. The columns with logits are shared evenly: drafts take
 // what the requests' last tokens leave. Then prompts share the other columns evenly.
 void Batch::fill(BatchPass* next) {
-    for (uint32_t i = 0; i < num_running_; ++i) {
-        Member& member = *running_[i];
-        if (!member.waits_for_mask || !member.answer.mask.is_posted(member.length)) continue;
-        member.waits_for_mask = false;
-        (void)choose_next(member, member.logits.get(), 0);
-    }
+    for (uint32_t i = 0; i < num_running_; ++i) follow_masks(*running_[i]);
     forget_ended();
     const uint32_t most = kKcclEngineLogitColumns / std::max(num_running_, 1u);
     uint32_t num_prompts = 0;
@@ -233,14 +226,36 @@ void Batch::choose(const Pass& pass) {
 // runs alone.
 void Batch::choose(Member& member, const Pass& pass) {
     if (member.answer.request.is_masked != 0) {
-        pass.read_logits(member.first_logits, member.logits.get());
+        for (uint32_t i = 0; i < 1 + member.asked.num_drafts(); ++i) {
+            pass.read_logits(member.first_logits + i,
+                             member.logits.get() + uint64_t{i} * model_.vocab_size);
+        }
         member.waits_for_mask = true;
+        member.column = 0;
         return;
     }
     uint32_t column = 0;
     do pass.read_logits(member.first_logits + column, logits_.get());
     while (choose_next(member, logits_.get(), column++));
-    member.answer.drafts.learn(member.asked.num_drafts(), column - 1);
+    end_pass(member, column - 1);
+}
+
+// Chooses the tokens whose masks are posted. Python posts the next one when it has taken the token.
+void Batch::follow_masks(Member& member) {
+    while (member.waits_for_mask && member.answer.mask.is_posted(member.length)) {
+        const float* logits = member.logits.get() + uint64_t{member.column} * model_.vocab_size;
+        if (choose_next(member, logits, member.column)) {
+            ++member.column;
+        } else {
+            member.waits_for_mask = false;
+            end_pass(member, member.column);
+        }
+    }
+}
+
+// Ends a member's part of a pass, of whose drafts so many were accepted.
+void Batch::end_pass(Member& member, uint32_t num_accepted) {
+    member.answer.drafts.learn(member.asked.num_drafts(), num_accepted);
     ++member.pass_number;
 }
 
@@ -256,7 +271,6 @@ bool Batch::choose_next(Member& member, const float* logits, uint32_t column) {
     token.pass = member.pass_number;
     token.num_drafts = member.asked.num_drafts();
     token.is_draft = member.asked.proposes(column, chosen.id) ? 1 : 0;
-    member.pass_number += is_masked ? 1 : 0;
     ++member.length;
     deliver(member, token);
     return token.is_draft != 0 && chosen.end == kKcclEngineGoesOn;

@@ -7,8 +7,8 @@
 // depend on the other columns, nor the choice of a token on other requests. So a request has the
 // tokens that it would have alone.
 //
-// A request with a grammar skips passes until Python has posted its mask. It has no drafts, because
-// the mask behind a draft would be needed before the draft is a token.
+// A request with a grammar skips passes until Python has posted its mask. If it had drafts, the
+// logits of all its columns are kept, and one mask after the other is taken.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@ struct Member {
     Member(const KcclEngineModel& model)
         : tokens(zeros<KcclEngineToken>(model.context)),
           answer(model),
-          logits(zeros(model.vocab_size)) {}
+          logits(zeros(uint64_t{kKcclEngineLogitColumns}, model.vocab_size)) {}
 
     bool is_complete() const { return tokens && answer.is_complete() && logits; }
     bool is_in_prompt() const { return num_cached < answer.request.num_ids; }
@@ -45,13 +45,14 @@ struct Member {
 
     // Only the leading block uses these, while the member runs.
     Answer answer;
-    const Floats logits;   // if it waits for a mask: those that the next token is chosen from
+    const Floats logits;   // if it waits for a mask: those of its columns, one after the other
     bool is_done = false;  // whether its last token was chosen
     bool waits_for_mask = false;
-    uint32_t num_cached = 0;    // how many ids of the prompt the cache has
-    uint32_t length = 0;        // how many ids the text has
-    uint32_t pass_number = 0;   // how many of its passes had logits for it
-    uint32_t num_columns = 0;   // how many columns of this pass are its own
+    uint32_t column = 0;       // if it waits for a mask: from which column the next token is chosen
+    uint32_t num_cached = 0;   // how many ids of the prompt the cache has
+    uint32_t length = 0;       // how many ids the text has
+    uint32_t pass_number = 0;  // how many of its passes had logits for it
+    uint32_t num_columns = 0;  // how many columns of this pass are its own
     uint32_t first_logits = 0;  // the number of its first column among those with logits
     Decision asked = {};        // has the drafts of this pass
 };
@@ -104,6 +105,8 @@ class Batch {
     void add_prompt(Member& member, uint32_t most, BatchPass* next);
     void choose(Member& member, const Pass& pass);
     bool choose_next(Member& member, const float* logits, uint32_t column);
+    void follow_masks(Member& member);
+    void end_pass(Member& member, uint32_t num_accepted);
     void deliver(Member& member, const KcclEngineToken& token);
     void forget_ended();
 

@@ -164,7 +164,23 @@ def test_a_grammar_holds_up_nobody(bundled, monkeypatch):
     assert masked.end is None
     goes.set()
     assert "".join(piece.text for piece in masked) == expected
-    assert masked.drafted.proposed == 0
+
+
+@pytest.mark.parametrize("way", [{}, {"temperature": 0.8, "seed": 3, "logprobs": True}], ids=str)
+def test_requests_with_grammars_have_drafts(bundled, way):
+    rules = [Grammar.regex(each) for each in ("(pop, push; ){3,6}", "[a-c]{20,30}")]
+    ways = [{"grammar": each, "max_tokens": 40, **way} for each in (*rules, None)]
+    with Engine("bundled", blocks=1, context=256) as alone:
+        expected = [told(alone.stream(PROMPT, **each)) for each in ways]
+    asked = [bundled.submit(PROMPT, **each) for each in ways]
+    assert [told(each) for each in asked] == expected
+    assert asked[0].drafted.accepted > 0
+    # Alone in its batch it makes the drafts of a request that runs alone.
+    one = bundled.submit(PROMPT, **ways[1])
+    assert told(one) == expected[1]
+    with Engine("bundled", blocks=1, context=256, drafts=2) as alone:
+        assert told(alone.stream(PROMPT, **ways[1])) == expected[1]
+        assert one.drafted == alone.drafted
 
 
 def test_nothing_uses_a_member_that_has_left(bundled, monkeypatch):
