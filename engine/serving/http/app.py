@@ -161,6 +161,7 @@ async def _info(service: Service, request: Request) -> Response:
             "ranks": engine.world_size,
             "backend": engine.backend,
             "context": engine.context,
+            "slots": engine.slots,
             "version": kccl.__version__,
             "chats": engine.tokenizer.has_chat_template,
             "sampling": {name: value for name, value in engine.sampling.items() if name != "stop"},

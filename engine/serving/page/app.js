@@ -556,6 +556,7 @@ async function ask(text) {
   let item, failed = false, update = () => {};
   try {
     if (isComparing) [item, update] = await compare(mine.messages, message, run, running.signal);
+    else if (numAnswers() > 1) [item, update] = await several(mine, message, run, running.signal);
     else {
       item = show(message);
       item.classList.add("running");
@@ -592,6 +593,96 @@ async function ask(text) {
   $("prompt").focus();
 }
 
+// ---- several answers beside each other ---------------------------------------------------------
+
+// Adds a side to an item: an answer with its speed.
+function addSide(item, side, title) {
+  side.element = document.createElement("article");
+  side.element.innerHTML = "<h2></h2><p class=gauge><output></output> <span>tokens/s</span></p><canvas></canvas><p class=facts></p><div class=text></div>";
+  side.element.querySelector("h2").textContent = title;
+  item.append(side.element);
+}
+
+function updateSides(sides) {
+  const most = Math.max(...sides.map((each) => (each.run.times.length > 1 ? mostOf(each.run.times) : 0)));
+  for (const { element, run: { times, firstMs }, run: each, message: said } of sides) {
+    element.querySelector("output").textContent = rateOf(times);
+    plot(element.querySelector("canvas"), each, most);
+    element.querySelector(".facts").textContent = firstMs === null ? "waits" : `first token ${time(firstMs)}` + (times.length ? `, median ${time(median(times))}` : "");
+    fill(element.querySelector(".text"), said);
+  }
+  measure();
+  $("messages").scrollTop = $("messages").scrollHeight;
+}
+
+const numAnswers = () => Math.min(Math.max(Number(setting("answers")) || 1, 1), 8);
+
+// Asks for several answers at the same time. The conversation goes on with the first one, or with
+// another that somebody chooses. With a seed, or one drawn here, each answer has the next one.
+async function several(mine, message, run, signal) {
+  const item = document.createElement("li"), verdict = document.createElement("p");
+  item.className = "pair";
+  verdict.className = "verdict";
+  $("messages").append(item);
+  const first = setting("seed") === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Number(setting("seed"));
+  const here = { ...info, model: setting("model") };
+  const sides = Array.from({ length: numAnswers() }, (_, index) => ({
+    seed: first + index,
+    run: index ? newRun() : run,
+    message: index ? { role: "assistant", content: "" } : message,
+  }));
+  for (const side of sides) addSide(item, side, `seed ${side.seed}`);
+  item.append(verdict);
+  const update = () => updateSides(sides), asked = [...mine.messages], began = performance.now();
+  shown = run;
+  const ask = async (side) => {
+    side.element.classList.add("running");
+    try {
+      await read("", request(here, asked, { seed: side.seed }), signal, side.message, side.run, update);
+    } finally {
+      side.element.classList.remove("running");
+      update();
+    }
+  };
+  // All end before an error is told: an answer that goes on has no other reader.
+  const ends = await Promise.allSettled(sides.map(ask));
+  const seconds = (performance.now() - began) / 1000;
+  const count = sides.reduce((sum, each) => sum + each.run.count, 0);
+  const most = Math.min(sides.length, info.slots);
+  const isSame = sides.every((each) => each.message.content === message.content);
+  verdict.textContent = `${count} tokens in ${seconds.toFixed(2)} s: ${(count / seconds).toFixed(1)} tokens/s together. The server answers ${most} at a time.`;
+  if (isSame) verdict.textContent += " All have the same text: they differ at a temperature above 0.";
+  chooseAmong(mine, sides, asked);
+  if (!sides.some((each) => each.run.count)) item.remove();
+  const failed = ends.find((each) => each.status === "rejected");
+  if (failed) throw failed.reason;
+  return [item, update];
+}
+
+// Lets somebody choose with which answer the conversation goes on, until it has gone on.
+function chooseAmong(mine, sides, asked) {
+  // The conversation has the first side's message, whose content is the chosen one's.
+  const [{ message: held }] = sides, said = sides.map(({ message }) => ({ ...message }));
+  const mark = (chosen) => sides.forEach(({ element }, index) => element.classList.toggle("kept", index === chosen));
+  mark(0);
+  sides.forEach(({ element }, index) => {
+    if (!said[index].content) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "keep";
+    button.textContent = "Go on with this one";
+    button.addEventListener("click", () => {
+      const last = mine.messages.at(-1);
+      if (running || (last !== held && last !== asked.at(-1))) return;
+      Object.assign(held, { tokens: undefined, reasoning: undefined }, said[index]);
+      if (last !== held) mine.messages.push(held);
+      mark(index);
+      saveChat(mine);
+    });
+    element.append(button);
+  });
+}
+
 // ---- the same prompt on two servers ------------------------------------------------------------
 
 // Asks the other server, and then this one: at the same time they would share the cores.
@@ -608,24 +699,9 @@ async function compare(messages, message, run, signal) {
     { base: `${info.compare}/`, info: there, run: newRun(), message: { role: "assistant", content: "" } },
     { base: "", info: here, run, message },
   ];
-  for (const side of sides) {
-    side.element = document.createElement("article");
-    side.element.innerHTML = "<h2></h2><p class=gauge><output></output> <span>tokens/s</span></p><canvas></canvas><p class=facts></p><div class=text></div>";
-    side.element.querySelector("h2").textContent = `${ranksOf(side.info)} · ${side.info.model}`;
-    item.append(side.element);
-  }
+  for (const side of sides) addSide(item, side, `${ranksOf(side.info)} · ${side.info.model}`);
   item.append(verdict);
-  const update = () => {
-    const most = Math.max(...sides.map((each) => (each.run.times.length > 1 ? mostOf(each.run.times) : 0)));
-    for (const { element, run: { times, firstMs }, run: each, message: said } of sides) {
-      element.querySelector("output").textContent = rateOf(times);
-      plot(element.querySelector("canvas"), each, most);
-      element.querySelector(".facts").textContent = firstMs === null ? "waits" : `first token ${time(firstMs)}` + (times.length ? `, median ${time(median(times))}` : "");
-      fill(element.querySelector(".text"), said);
-    }
-    measure();
-    $("messages").scrollTop = $("messages").scrollHeight;
-  };
+  const update = () => updateSides(sides);
   for (const side of sides) {
     shown = side.run;
     side.element.classList.add("running");

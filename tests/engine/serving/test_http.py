@@ -130,7 +130,7 @@ def test_the_page_asks_one_other_server_where_that_is_named(engine):
         app = application(engine, Settings(names=("tiny",), compare=compare))
         page, info = (get(app, path) for path in ("/", "/kccl/info"))
         assert f"connect-src {sources};" in page.headers["content-security-policy"]
-        assert info.json()["compare"] == (compare or None)
+        assert (info.json()["compare"], info.json()["slots"]) == (compare or None, engine.slots)
     for wrong in ("127.0.0.1:8001", "http://a/b", "http://a; script-src *", "http://a b", "ws://a"):
         with pytest.raises(kccl.InvalidArgument, match="must be as in http://"):
             _origin(wrong)
