@@ -70,12 +70,15 @@ KCCL_DECODE void publish_partials(ConsumerWarp<S>& consumer, uint32_t layer,
         const uint32_t column = S::kColumns == 1 ? 0 : query / Dims::kHeadsPerKv;
         const uint32_t head = S::kColumns == 1 ? query : query % Dims::kHeadsPerKv;
         const uint32_t own =
-            S::kColumns == 1 ? only : own_kv_strand_of<S>(work_item.kv_split, position + column);
+            S::kColumns == 1
+                ? only
+                : own_kv_strand_of<S>(work_item.kv_split,
+                                      position_of<S>(consumer.task(), position, column));
         Partial partials[kMine];
         KCCL_UNROLL
         for (uint32_t i = 0; i < kMine; ++i) {
             const uint32_t kv_strand = i * kSharers + sharer;
-            Partial partial = partial_of<S>(consumer.shared().partials[kv_strand][query], at);
+            Partial partial = partial_of<S>(consumer.partial(kv_strand, query), at);
             if (kv_strand == own) {
                 partial = merge(partial, partial_of<S>(consumer.shared().own[query], at));
             }

@@ -107,8 +107,8 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                 }
                 parity ^= 1u;
             }
-            if constexpr (S::kColumns > 1) {
-                count_step(&uses, num_columns);
+            if constexpr (S::kColumns > 1) count_step(&uses, num_columns);
+            if constexpr (S::kColumns > 1 && !S::kHasSeats) {
                 // Waits until it is known how many columns the next token step has.
                 while (platform::warp_any(!mem::has_completed_now(&shared.begun, begun_parity))) {
                     if (is_over()) return;

@@ -1,7 +1,7 @@
 // Columns: a token step runs up to S::kColumns neighbouring positions of a request at the same
-// time, each in a column. All of them use the same weights, which are read once. Column 0 has the
-// first position. A token step uses the columns from 0 on, and all blocks of all ranks know how
-// many.
+// time, each in a column; with seats (seats.cuh), positions of different requests. All of them use
+// the same weights, which are read once. Column 0 has the first position. A token step uses the
+// columns from 0 on, and all blocks of all ranks know how many.
 //
 // The matrix unit multiplies several vectors by a tile, and a vector's sums do not depend on the
 // others. So the bits of a column depend neither on the other columns nor on their number.
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "exchange_buffer.cuh"
+#include "seats.cuh"
 
 namespace kccl::decode {
 
@@ -23,13 +24,13 @@ constexpr bool kHasFewRegisters = S::kWarps > 6;
 template <class S>
 struct Columns {
     // Returns how many columns a warp multiplies with a tile at the same time: with more, its
-    // threads would hold too many sums of the head.
+    // threads would hold too many sums of the head. With seats each has keys and values of its own.
     KCCL_CONSTEXPR static uint32_t together() {
         constexpr uint32_t kHeads = Shape<S>::kHeadsPerKv;
         constexpr uint32_t kMostQueries = kHasFewRegisters<S> ? 4 : 8;
         constexpr uint32_t kMostTiles = kHasFewRegisters<S> ? 6 : 12;
         uint32_t most = 1;
-        while (most < S::kColumns && (most + 1) * kHeads <= kMostQueries &&
+        while (!S::kHasSeats && most < S::kColumns && (most + 1) * kHeads <= kMostQueries &&
                ceil_div((most + 1) * kHeads, Mma<f16>::kVectors) * Shape<S>::kHeadTilesOfDim <=
                    kMostTiles) {
             ++most;
@@ -55,6 +56,7 @@ KCCL_CONSTEXPR uint32_t columns_at_once(uint32_t each) {
 template <class S>
 KCCL_DECODE uint32_t columns_of(const Task& task, uint32_t position) {
     if constexpr (S::kColumns == 1) return 1;
+    if constexpr (S::kHasSeats) return task.num_seats;
     const uint32_t rest = position < task.num_ids ? task.num_ids - position : 1;
     return rest < S::kColumns ? rest : S::kColumns;
 }

@@ -6,7 +6,8 @@
 // of shared memory. The warps meet. Then threads add up the sums of all warps, finish the rows and
 // publish them. A warp polls for the next op's vector without waiting for the other warps. So it
 // has two areas, which take turns: other warps may still read one while it writes the other. When a
-// warp writes an area again, all warps have met since the area was last read.
+// warp writes an area again, all warps have met since the area was last read. With seats there is
+// no memory for two, and the warps meet at the beginning of each op.
 #pragma once
 
 #include "delays.cuh"
@@ -106,6 +107,10 @@ class ConsumerWarp {
     KCCL_DECODE int32_t id_of(int32_t token, uint32_t column) const {
         if constexpr (S::kColumns == 1) {
             return token;
+        } else if constexpr (S::kHasSeats) {
+            const Task& task = task_of<S>(task_, column);
+            const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
+            return mem::load_plain(position_ == 0 ? ids + task.start : &shared_.tokens[column]);
         } else {
             const uint32_t at = position_ + column;
             if (at < task_.num_ids) {
@@ -178,7 +183,11 @@ class ConsumerWarp {
     }
 
     // Begins the next part of an op of several parts, and switches to the warp's other area.
-    KCCL_DECODE void next_area() { op_ ^= 1u; }
+    // With seats there is one area, so all warps must have read what others have left in it.
+    KCCL_DECODE void next_area() {
+        op_ ^= 1u;
+        if constexpr (kAreas<S> == 1) (void)meet();
+    }
 
     // Ends an op that next_op() has begun.
     KCCL_DECODE void end_op() {
@@ -210,16 +219,27 @@ class ConsumerWarp {
             Trace<S>::record(task_, token_step_ - task_.token_step, index);
         }
     }
+    KCCL_DECODE uint32_t area_of_op() const { return kAreas<S> == 1 ? 0 : op_; }
     // Returns a warp's area. That of a column begins kMostSums float4s behind that of the column
     // before.
-    KCCL_DECODE Float4* area(uint32_t warp) { return shared_.area[op_][warp]; }
+    KCCL_DECODE Float4* area(uint32_t warp) { return shared_.area[area_of_op()][warp]; }
     // Returns where in shared memory this warp stages its part of a vector. Column c's part begins
     // at staged(c).
     KCCL_DECODE StagedFloat4* staged() { return shared_.staged[warp_index()]; }
     KCCL_DECODE StagedFloat4* staged(uint32_t column) {
         return staged() + column * Dims::kMostStaged;
     }
-    KCCL_DECODE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
+    // Returns a partial result of attention: of a KV strand of the KV split, for a query.
+    KCCL_DECODE Float4* partial(uint32_t kv_strand, uint32_t query) {
+        if constexpr (kStagesPartials<S>) {
+            const uint32_t number = kv_strand / S::kWarps * Columns<S>::kQueries + query;
+            return reinterpret_cast<Float4*>(shared_.staged[kv_strand % S::kWarps]) +
+                   Dims::kHeadsPerKv * Dims::kHeadFloat4s + number * Dims::kPartialFloat4s;
+        } else {
+            return shared_.partials[kv_strand][query];
+        }
+    }
+    KCCL_DECODE float* squares(uint32_t warp) { return shared_.squares[area_of_op()][warp]; }
 
     // Waits until all consumer warps have called this. Returns false if a wait of one of them has
     // failed, which ends the request.

@@ -92,7 +92,12 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
     // before attention reads them, and have met since attention of the last token step read them.
     for (uint32_t i = platform::thread_in_block(); i < consumer.num_columns() * (S::kHeadDim / 2);
          i += Shape<S>::kConsumerThreads) {
-        const uint64_t at = uint64_t{position} * (S::kHeadDim / 2) + i;
+        uint64_t at = uint64_t{position} * (S::kHeadDim / 2) + i;
+        if constexpr (S::kHasSeats) {
+            const uint32_t column = i / (S::kHeadDim / 2);
+            at = uint64_t{position_of<S>(consumer.task(), position, column)} * (S::kHeadDim / 2) +
+                 i % (S::kHeadDim / 2);
+        }
         consumer.shared().cosines[i] =
             mem::load_plain(reinterpret_cast<const float*>(consumer.task().cosines) + at);
         consumer.shared().sines[i] =
@@ -179,7 +184,7 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
         }
     }
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
-    if constexpr (S::kSamples) begin_text(consumer);
+    if constexpr (S::kSamples) begin_texts(consumer);
     if constexpr (S::kColumns > 1) {
         if (leads(block())) mem::store_plain(&shared.pace, pace_of(task.draft_pace));
         consumer.end_columns(0, columns_of<S>(task, task.start));

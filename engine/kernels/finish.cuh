@@ -8,43 +8,10 @@
 #pragma once
 
 #include "drafts.cuh"
+#include "endings.cuh"
 #include "sample.cuh"
 
 namespace kccl::decode {
-
-// What a block tells all others at the end of a token step, in a control word: its most likely
-// token, whether a value was NaN, and whether its host has cancelled the request. Only block 0 of a
-// rank checks whether its host has cancelled, and whether a key or value was NaN (bad_request_at).
-struct Ending {
-    Best best;
-    bool is_cancelled;
-};
-
-KCCL_DECODE ControlWord control_word_of(const Ending& ending) {
-    return {{platform::bit_cast<uint32_t>(ending.best.score),
-             static_cast<uint32_t>(ending.best.id + 1), 0},
-            (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? 2u : 0)};
-}
-
-KCCL_DECODE Ending ending_of(const ControlWord& control) {
-    return {{platform::bit_cast<float>(control.word[0]), static_cast<int32_t>(control.word[1]) - 1,
-             (control.small & 1u) != 0},
-            (control.small & 2u) != 0};
-}
-
-KCCL_DECODE Best best_of_warp(Best best) {
-    KCCL_UNROLL
-    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
-        const uint32_t other = warp().index() ^ step;
-        const uint32_t score =
-            platform::shuffle_word(platform::bit_cast<uint32_t>(best.score), other);
-        const uint32_t id = platform::shuffle_word(static_cast<uint32_t>(best.id), other);
-        const uint32_t is_nan = platform::shuffle_word(best.is_nan ? 1u : 0u, other);
-        best = better(
-            best, Best{platform::bit_cast<float>(score), static_cast<int32_t>(id), is_nan != 0});
-    }
-    return best;
-}
 
 KCCL_DECODE bool is_stop_id(const Task& task, int32_t id) {
     const auto* ids = reinterpret_cast<const int32_t*>(task.stop_ids);
@@ -64,80 +31,6 @@ struct Verdict {
     int32_t id;
     uint32_t end;  // KcclEngineEnd
 };
-
-// Returns the first column of a token step whose logits may be used to choose a token: of a
-// request's own ids only the last can.
-template <class S>
-KCCL_DECODE uint32_t first_choosing(const ConsumerWarp<S>& consumer, uint32_t position) {
-    if constexpr (S::kColumns == 1) return 0;
-    return position < consumer.task().num_ids ? consumer.num_columns() - 1 : 0;
-}
-
-// Adds what one block tells to what others have told.
-KCCL_DECODE void combine(Ending* all, const Ending& one) {
-    all->best = better(all->best, one.best);
-    all->is_cancelled |= one.is_cancelled;
-}
-
-// Waits for this warp's share of the control words of all blocks of all ranks, and leaves their
-// combination in shared memory. The warps share them because a thread that loads many has to do it
-// in several turns, each of which takes a trip to the L2 cache. Called by all consumer warps.
-template <class S>
-KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
-    constexpr uint32_t kEach = ceil_div(S::kWorldSize * S::kBlocks, Shape<S>::kConsumerThreads);
-    consumer.template for_columns<1>([&](uint32_t column) {
-        const uint32_t number = consumer.number_of_end(column);
-        const uint32_t first = Slots<S>::in_column(Slots<S>::end(number, 0, 0), column);
-        Float4 float4s[kEach];
-        uint32_t slots[kEach], wanted = 0;
-        KCCL_UNROLL
-        for (uint32_t k = 0; k < kEach; ++k) {
-            const uint32_t at =
-                (k * S::kWarps + consumer.warp_index()) * platform::kWarpSize + consumer.thread();
-            const bool is_there = at < S::kWorldSize * S::kBlocks;
-            wanted |= is_there ? 1u << k : 0;
-            slots[k] = first + (is_there ? at : 0);
-        }
-        consumer.template await<ConsumerWarp<S>::kReach, false>(slots, wanted, tag_of_end(number),
-                                                                float4s, (1u << S::kWorldSize) - 1);
-        // All columns' control words are behind the same release of their block.
-        if (column == 0) mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
-        Ending all = {{0, -1, false}, false};
-        KCCL_UNROLL
-        for (uint32_t k = 0; k < kEach; ++k) {
-            if ((wanted >> k & 1u) != 0) combine(&all, ending_of(control_word_of(float4s[k])));
-        }
-        all.best = best_of_warp(all.best);
-        all.is_cancelled = platform::warp_any(all.is_cancelled);
-        if (leads(warp())) {
-            mem::store_plain(&consumer.shared().endings[consumer.warp_index()][column],
-                             control_word_of(all));
-        }
-    });
-}
-
-// Publishes the block's control words of all columns, each by a thread of warp 0: its most likely
-// token. What ends the request (cancelled, bad: numbers of requests, as the first thread knows
-// them) is in that of the first column that chooses a token. All warps have met.
-template <class S>
-KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint32_t cancelled,
-                                 uint32_t bad) {
-    const uint32_t request = consumer.task().number, column = consumer.thread();
-    const bool is_bad = platform::shuffle_word(bad, 0) == request;
-    const bool is_cancelled = platform::shuffle_word(cancelled, 0) == request;
-    if (column >= consumer.num_columns()) return;
-    Ending mine = {{0, -1, column == first && is_bad}, column == first && is_cancelled};
-    for (uint32_t each = 0; each < S::kWarps; ++each) {
-        const ControlWord one = mem::load_plain(&consumer.shared().best[each][column]);
-        mine.best = better(mine.best, ending_of(one).best);
-    }
-    // As where there is one column (finish).
-    mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
-    const uint32_t number = consumer.number_of_end(column);
-    const uint32_t slot = Slots<S>::end(number, consumer.comm().rank, consumer.block());
-    consumer.publish_to_all(Slots<S>::in_column(slot, column), float4_of(control_word_of(mine)),
-                            tag_of_end(number));
-}
 
 // Stores a column's token and its verdict in shared memory. A token step keeps no token behind one
 // that is not accepted. So with that one it also stores how many columns the next token step has
@@ -179,8 +72,8 @@ KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uin
 template <class S>
 KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& all,
                        const Chosen& chosen, uint32_t column, uint32_t first) {
-    const Task& task = consumer.task();
-    const uint32_t position = begin + column;
+    const Task& task = task_of<S>(consumer.task(), column);
+    const uint32_t position = position_of<S>(consumer.task(), begin, column);
     const bool is_prompt = position + 1 < task.num_ids;
     const uint32_t num = position + 2 - task.num_ids;
     const uint32_t end = all.is_cancelled                   ? kKcclEngineCancelled
@@ -196,6 +89,9 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& 
     if constexpr (S::kColumns == 1) {
         mem::store_plain(&consumer.shared().token, chosen.id);
         mem::store_plain(&consumer.shared().end, end);
+    } else if constexpr (S::kHasSeats) {
+        mem::store_plain(&consumer.shared().tokens[column], chosen.id);
+        mem::store_plain(&consumer.shared().verdicts[column], end);
     } else {
         is_draft =
             column + 1 < consumer.num_columns() && consumer.draft_of(column + 1) == chosen.id;
@@ -203,15 +99,15 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& 
     }
     if constexpr (S::kSamples) {
         if (end == kKcclEngineGoesOn && makes_token(task, position)) {
-            mark(consumer, chosen.id);
-            count(consumer, chosen.id);
+            mark(consumer, task, chosen.id);
+            count(consumer, task, chosen.id);
         }
     }
     if (consumer.block() == 0 && !consumer.failed() &&
         (makes_token(task, position) || end == kKcclEngineCancelled)) {
         auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
         uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kKcclDecodeEndAt) - 1);
-        if constexpr (S::kColumns > 1) {
+        if constexpr (S::kColumns > 1 && !S::kHasSeats) {
             id &= (1u << kKcclDecodeDraftsAt) - 1;
             id |= (consumer.num_columns() - 1 - first) << kKcclDecodeDraftsAt;
             id |= (is_draft ? 1u : 0) << kKcclDecodeIsDraftAt;
@@ -220,19 +116,6 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& 
             tokens + (is_prompt ? 0 : num - 1),
             token_packet(task, id | end << kKcclDecodeEndAt, chosen.logprob));
     }
-}
-
-// Combines all blocks' control words of a column. All warps combine the same ones, so that all of
-// them get the same result.
-template <class S>
-KCCL_DECODE void combine_column(const Shared<S>& shared, uint32_t column, Ending* all) {
-    KCCL_UNROLL
-    for (uint32_t each = 0; each < S::kWarps; ++each) {
-        combine(all, ending_of(mem::load_plain(&shared.endings[each][column])));
-    }
-    // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
-    // meaningless logits. It goes on with id 0 and ignores NaN.
-    if constexpr (S::kAblated != 0) all->best = {0, 0, false};
 }
 
 // Chooses tokens from the columns of a token step, from column `first` on, and proposes drafts for
@@ -273,26 +156,36 @@ KCCL_DECODE bool choose_in_columns(ConsumerWarp<S>& consumer, uint32_t position,
     return true;
 }
 
-// Stores the warp's most likely token of each column in shared memory.
+// Chooses a token for each seat, as its request would alone. Ends the round behind this token step
+// if a request ends, or if the host has asked for it. turn: the number of the token step. Called by
+// all consumer warps. Sets verdict->end. Returns false if a wait failed.
 template <class S>
-KCCL_DECODE void store_bests(ConsumerWarp<S>& consumer, const Bests<S, false>& best) {
-    const Best mine = best_of_warp(best);
-    if (leads(warp())) {
-        mem::store_plain(&consumer.shared().best[consumer.warp_index()][0],
-                         control_word_of(Ending{mine, false}));
-    }
-}
-template <class S>
-KCCL_DECODE void store_bests(ConsumerWarp<S>& consumer, const Bests<S, true>& best) {
-    KCCL_UNROLL
-    for (uint32_t column = 0; column < S::kColumns; ++column) {
-        if (!is_used(consumer, column)) break;
-        const Best mine = best_of_warp(best.of[column]);
-        if (leads(warp())) {
-            mem::store_plain(&consumer.shared().best[consumer.warp_index()][column],
-                             control_word_of(Ending{mine, false}));
+KCCL_DECODE bool choose_in_seats(ConsumerWarp<S>& consumer, uint32_t turn, Verdict* verdict) {
+    Shared<S>& shared = consumer.shared();
+    bool goes_on = true;
+#pragma unroll 1
+    for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
+        Ending all = {{0, -1, false}, false};
+        combine_column(shared, column, &all);
+        Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
+        if constexpr (S::kSamples) {
+            const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
+            if (is_good && !is_greedy(task_of<S>(consumer.task(), column))) {
+                const uint32_t position = position_of<S>(consumer.task(), turn, column);
+                Sampler<S> sampler(consumer, position + 1, all.best.score, column);
+                if (!sampler.choose(&chosen)) return false;
+            }
         }
+        if (consumer.warp_index() == 0) judge(consumer, turn, all, chosen, column, 0);
+        goes_on = goes_on && !all.ends_round;
     }
+    if (!consumer.meet()) return false;
+    for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
+        goes_on = goes_on && mem::load_plain(&shared.verdicts[column]) == kKcclEngineGoesOn;
+    }
+    if (!goes_on) verdict->end = kKcclEngineMaxTokens;
+    consumer.end_columns(1, consumer.num_columns());
+    return true;
 }
 
 // Ends the token step that ran the positions from `position` on: waits for all blocks of all ranks,
@@ -308,7 +201,16 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
     const uint32_t first = first_choosing(consumer, position);
     uint32_t cancelled = 0, bad = 0;
     consumer.stamp(kKcclDecodeBegan);
-    if (consumer.block() == 0 && consumer.warp_index() == 0 && leads(warp())) {
+    if constexpr (S::kHasSeats) {
+        const uint32_t column = consumer.thread();
+        if (consumer.block() == 0 && consumer.warp_index() == 0 &&
+            column < consumer.num_columns()) {
+            const Task& seat = task_of<S>(task, column);
+            cancelled = is_asked_to_end(seat) ? seat.number : 0;
+            bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
+                bad_request_at<S>(task, consumer.comm().rank));
+        }
+    } else if (consumer.block() == 0 && consumer.warp_index() == 0 && leads(warp())) {
         cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
         bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
             bad_request_at<S>(task, consumer.comm().rank));
@@ -343,7 +245,9 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
     collect_endings(consumer);
     consumer.stamp(kKcclDecodeMultiplied);
     if (!consumer.meet()) return false;
-    if constexpr (S::kColumns > 1) {
+    if constexpr (S::kHasSeats) {
+        if (!choose_in_seats(consumer, position, verdict)) return false;
+    } else if constexpr (S::kColumns > 1) {
         if (!choose_in_columns(consumer, position, first, verdict)) return false;
     } else {
         Ending all = {{0, -1, false}, false};

@@ -118,11 +118,14 @@ KCCL_DECODE void locate(uint64_t* out) {
     if constexpr (S::kHasExperts) *out = ExpertMemory<S>::kLayer * kUnitBytes<S>;
 }
 
-// S, but with another number of columns. It samples, because that kernel's block has more memory.
+// S, but with another number of columns, which are seats if the engine has such kernels. It
+// samples, because that kernel's block has more memory.
 template <class S, uint32_t COLUMNS>
 struct WithColumns : S {
     static constexpr uint32_t kColumns = COLUMNS;
     static constexpr bool kSamples = true;
+    static constexpr bool kHasSeats = S::kMostSeats > 1 && COLUMNS > 1;
+    static constexpr uint32_t kStageSteps = kHasSeats ? S::kSeatStageSteps : S::kStageSteps;
 };
 // Returns the largest number of columns, up to S::kMostColumns, with which the ring of weights
 // still has three stages, or as many as with one column if these are fewer.
@@ -132,8 +135,9 @@ KCCL_CONSTEXPR uint32_t most_columns() {
         return COLUMNS - 1;
     } else {
         constexpr uint32_t kLeast = 3;
-        constexpr uint64_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
-        constexpr uint64_t kRest = sizeof(Beside<WithColumns<S, COLUMNS>>) + 2 * kKcclLineBytes;
+        using T = WithColumns<S, COLUMNS>;
+        constexpr uint64_t kEach = Shape<T>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
+        constexpr uint64_t kRest = sizeof(Beside<T>) + 2 * kKcclLineBytes;
         constexpr uint64_t kStages = least_of(kLeast, num_stages<WithColumns<S, 1>>());
         if constexpr (kRest + kStages * kEach > S::kSharedBytes) {
             return COLUMNS - 1;

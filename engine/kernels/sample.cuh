@@ -37,6 +37,12 @@ struct Chosen {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;  // the bits of a NaN
 
+// Tells whether a request's tokens are simply the most likely ones.
+KCCL_DECODE bool is_greedy(const Task& task) {
+    return !(task.sampling.temperature > 0) && task.sampling.wants_logprobs == 0 &&
+           task.marks == 0 && task.counts == 0 && task.logit_biases == 0 && task.mask == 0;
+}
+
 // Chooses one token. All consumer warps of all blocks make an object, and call choose() together.
 template <class S>
 class Sampler {
@@ -46,10 +52,11 @@ class Sampler {
     KCCL_DECODE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak, uint32_t column)
         : consumer_(consumer),
           column_(column),
-          rules_(consumer.task().sampling),
+          task_(task_of<S>(consumer.task(), column)),
+          rules_(task_.sampling),
           position_(position),
           exchange_(mem::load_plain(&consumer.shared().exchanges)),
-          is_random_(consumer.task().sampling.temperature > 0),
+          is_random_(rules_.temperature > 0),
           peak_(double{peak}) {}
 
     // Makes the choice, and sets *chosen. Its id is -1 if no id may be chosen. Returns false if a
@@ -138,7 +145,7 @@ class Sampler {
         for (uint32_t index4 = tiles.first * kTileFloat4s + own_thread(); index4 < end;
              index4 += Shape<S>::kConsumerThreads) {
             const Float4 logits = load_float4(own_logits(), index4);
-            const uint32_t seen = seen_of(consumer_.task(), index4);
+            const uint32_t seen = seen_of(task_, index4);
             const uint32_t allowed = allowed_of(consumer_, (first_float4 + index4) * 4);
             Philox words = {};
             if (is_random_) words = philox(rules_.seed, first_float4 + index4, position_);
@@ -152,7 +159,7 @@ class Sampler {
                 }
                 if ((allowed >> i & 1u) == 0) continue;
                 const bool is_seen = (seen >> i & 1u) != 0;
-                const double score = score_of_row(consumer_.task(), logit, is_seen, index4 * 4 + i);
+                const double score = score_of_row(task_, logit, is_seen, index4 * 4 + i);
                 const bool is_larger = is_first_ || score > x_score_;
                 const uint64_t weight = is_first_ ? 0 : weight_of(score - largest_);
                 if (is_larger || (score == x_score_ && id < x_.id)) {
@@ -186,7 +193,7 @@ class Sampler {
     // likeliest comes first; of equally likely ones, the lowest id. Each id takes an exchange.
     // Returns false if a wait failed.
     KCCL_DECODE bool list_alternatives(double log_sum) {
-        const Task& task = consumer_.task();
+        const Task& task = task_;
         Candidate last = {0, 0, -1, false};
 #pragma unroll 1
         for (uint32_t i = 0; i < task.num_alternatives; ++i) {
@@ -287,7 +294,7 @@ class Sampler {
     // Makes a candidate the next x, and finds its score, if need be by an exchange. Returns false
     // if a wait failed.
     KCCL_DECODE bool take(const Candidate& candidate) {
-        const Task& task = consumer_.task();
+        const Task& task = task_;
         x_ = candidate;
         if (!needs_row(task)) {
             x_score_ = score_of(task, double{x_.logit}, x_.is_seen, 0);
@@ -351,6 +358,7 @@ class Sampler {
 
     ConsumerWarp<S>& consumer_;
     const uint32_t column_;
+    const Task& task_;  // of the column's request
     const Sampling& rules_;
     const uint32_t position_;
     uint32_t exchange_;

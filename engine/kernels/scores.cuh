@@ -20,8 +20,7 @@ KCCL_DECODE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t
 // Marks an id that the text has, by the request's number in Task.marks. Does nothing if another
 // block has the id's row of the head.
 template <class S>
-KCCL_DECODE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
-    const Task& task = consumer.task();
+KCCL_DECODE void mark(const ConsumerWarp<S>& consumer, const Task& task, int32_t id) {
     uint32_t row = 0;
     if (task.marks == 0 || !finds_row(consumer, id, &row)) return;
     mem::store<mem::Order::kRelaxed, mem::Scope::kBlock>(
@@ -31,8 +30,7 @@ KCCL_DECODE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
 // Counts an id of the answer in Task.counts. Does nothing if another block has the id's row of the
 // head. The same thread must make all calls. All warps must meet before one reads the counts.
 template <class S>
-KCCL_DECODE void count(const ConsumerWarp<S>& consumer, int32_t id) {
-    const Task& task = consumer.task();
+KCCL_DECODE void count(const ConsumerWarp<S>& consumer, const Task& task, int32_t id) {
     uint32_t row = 0;
     if (task.counts == 0 || !finds_row(consumer, id, &row)) return;
     auto* const counted = reinterpret_cast<uint32_t*>(task.counts) + row;
@@ -42,18 +40,30 @@ KCCL_DECODE void count(const ConsumerWarp<S>& consumer, int32_t id) {
 // Marks the ids that the request begins with, and clears the counts, as far as this block has these
 // ids' rows. Called by all consumer warps, which meet before the first id is counted.
 template <class S>
-KCCL_DECODE void begin_text(const ConsumerWarp<S>& consumer) {
-    const Task& task = consumer.task();
+KCCL_DECODE void begin_text(const ConsumerWarp<S>& consumer, const Task& task) {
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     const uint32_t first = consumer.warp_index() * platform::kWarpSize + consumer.thread();
     for (uint32_t i = first; i < task.num_ids; i += Shape<S>::kConsumerThreads) {
-        mark(consumer, mem::load_plain(ids + i));
+        mark(consumer, task, mem::load_plain(ids + i));
     }
     if (task.counts == 0) return;
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
     for (uint32_t i = first; i < tiles.num * kTileRows; i += Shape<S>::kConsumerThreads) {
         mem::store_plain(reinterpret_cast<uint32_t*>(task.counts) + tiles.first * kTileRows + i,
                          0u);
+    }
+}
+
+// Does so for the requests that begin. A request with a seat may have begun in an earlier round.
+template <class S>
+KCCL_DECODE void begin_texts(const ConsumerWarp<S>& consumer) {
+    if constexpr (S::kHasSeats) {
+        for (uint32_t i = 0; i < consumer.task().num_seats; ++i) {
+            const Task& task = task_of<S>(consumer.task(), i);
+            if (task.start < task.num_ids) begin_text(consumer, task);
+        }
+    } else {
+        begin_text(consumer, consumer.task());
     }
 }
 

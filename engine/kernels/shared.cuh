@@ -16,6 +16,23 @@ template <class S>
 constexpr uint32_t kMaskWords =
     S::kSamples ? ceil_div(Shape<S>::Head::kMostTiles * kTileRows, kMaskBits) + 1 : 1;
 
+// How many areas a warp has for its sums.
+template <class S>
+constexpr uint32_t kAreas = S::kHasSeats ? 1 : 2;
+
+// Whether the partial results of attention lie where warps stage vectors, behind their queries,
+// because that saves memory. Each warp then has those of its KV strands.
+template <class S>
+KCCL_CONSTEXPR bool stages_partials() {
+    constexpr uint32_t kStrands = ceil_div(Shape<S>::kKvStrandsPerSplit, S::kWarps);
+    constexpr uint32_t kOfStrand = Columns<S>::kQueries * Shape<S>::kPartialFloat4s;
+    constexpr uint32_t kQueries = Shape<S>::kHeadsPerKv * Shape<S>::kHeadFloat4s;
+    return S::kHasSeats && kQueries + kStrands * kOfStrand <= S::kColumns * Shape<S>::kMostStaged;
+}
+template <class S>
+constexpr bool kStagesPartials = stages_partials<S>();
+static_assert(sizeof(StagedFloat4) == sizeof(Float4), "partial results fit into staged vectors");
+
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
@@ -24,17 +41,18 @@ struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S>, SharedS
     // unit.
     StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];
     // [op % 2][warp]: the warp's sums of an op, column by column, or its memory for attention
-    // (KvStrandArea).
-    Float4 area[2][S::kWarps][S::kColumns * Shape<S>::kMostSums];
+    // (KvStrandArea). With seats there is one area for all ops.
+    Float4 area[kAreas<S>][S::kWarps][S::kColumns * Shape<S>::kMostSums];
     // [KV strand][query]: partial results of attention, each the float4s of a head, then
     // {maximum, weight, -, -}. The queries are the query heads of each column.
-    Float4 partials[Shape<S>::kKvStrandsPerSplit][Columns<S>::kQueries][Shape<S>::kPartialFloat4s];
+    Float4 partials[kStagesPartials<S> ? 1 : Shape<S>::kKvStrandsPerSplit]
+                   [kStagesPartials<S> ? 1 : Columns<S>::kQueries][Shape<S>::kPartialFloat4s];
     // [query]: the partial results of each position's attention to itself.
     Float4 own[S::kColumns * Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
     // [op % 2][warp][column][residual]: the sum of squares of the warp's part of a residual.
-    float squares[2][S::kWarps][S::kColumns * S::kNumResiduals];
-    // Used at the end of a token step (finish.cuh), for each column: each warp's most likely token,
-    // and the combination of its share of all blocks' control words.
+    float squares[kAreas<S>][S::kWarps][S::kColumns * S::kNumResiduals];
+    // Used at the end of a token step (endings.cuh), for each column: each warp's most likely
+    // token, and the combination of its share of all blocks' control words.
     ControlWord best[S::kWarps][S::kColumns];
     ControlWord endings[S::kWarps][S::kColumns];
     // Used by an exchange of sampling (sample.cuh), for each kind of control word: each warp's

@@ -55,8 +55,8 @@ class Kernels:
         self._launcher, self._arena = launcher, arena
         self._context = context
         self._numbers = arena.allocate(loading.SIZES_BYTES)
-        # (variant, samples, overlaps, columns) -> compiled module.
-        self._known: dict[tuple[Variant, bool, bool, int], Compiled] = {}
+        # (variant, samples, overlaps, columns, has_seats) -> compiled module.
+        self._known: dict[tuple[Variant, bool, bool, int, bool], Compiled] = {}
         self.usual = self.get()
 
     def columns_for(self, drafts: Drafts) -> int:
@@ -64,9 +64,14 @@ class Kernels:
         block has memory for on each rank. Ranks with more lanes may have it for fewer. Collective.
 
         Raises:
-            InvalidArgument: That is too few for these drafts.
+            InvalidArgument: That is too few for these drafts, or for the seats of the tuning.
         """
         fits = min(self._comm.gather_objects(self.usual.sizes.most_columns))
+        if self._tuning.seats > fits:
+            raise kccl.InvalidArgument(
+                f"slots is {self._tuning.seats}, must be at most {fits} here: a block has shared "
+                "memory for so many requests of this model"
+            )
         columns: int = min(self._tuning.columns, fits)
         check_drafts(drafts, columns)
         return columns
@@ -75,7 +80,7 @@ class Kernels:
         self, variant: Variant, *, samples: bool = False, overlaps: bool = True, columns: int = 1
     ) -> bool:
         """Tells whether get() would find the kernels compiled."""
-        return (variant, samples, overlaps, columns) in self._known
+        return (variant, samples, overlaps, columns, False) in self._known
 
     def get(
         self,
@@ -84,11 +89,12 @@ class Kernels:
         samples: bool = False,
         overlaps: bool = True,
         columns: int = 1,
+        has_seats: bool = False,
     ) -> Compiled:
         """Returns the kernels of a variant, and compiles them first if needed. `samples`,
-        `overlaps` and `columns` are as in source_of().
+        `overlaps`, `columns` and `has_seats` are as in source_of().
         """
-        key = variant, samples, overlaps, columns
+        key = variant, samples, overlaps, columns, has_seats
         if key not in self._known:
             tuning = with_variant(self._program, self._tuning, variant)
             text = source_of(
@@ -101,6 +107,7 @@ class Kernels:
                 traces=variant.traces,
                 overlaps=overlaps,
                 columns=columns,
+                has_seats=has_seats,
             )
             names = kernels_of(tuning, traces=variant.traces)
             if samples or not overlaps or columns > 1:

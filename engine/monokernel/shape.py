@@ -51,6 +51,7 @@ class Tuning:
         columns: The most positions of a request that a token step runs, 1 to 8
             (kernels/columns.cuh). Requests for logits run so many at a time, those with drafts one
             more than they have drafts, others one.
+        seats: The most requests that run at the same time, 1 to 8 (kernels/seats.cuh).
         chunk: The positions of a prompt that run at the same time: a multiple of 4, on AMD of 8. 1:
             the decode kernel runs prompts, and the fields chunk_* are not used.
         chunk_warps: The consumer warps of a block in prefill.
@@ -79,6 +80,7 @@ class Tuning:
     ablated: int = 0
     weights_in_registers: bool = False
     columns: int = 1
+    seats: int = 1
     chunk: int = 1
     chunk_warps: int = 12
     chunk_others: int = 1

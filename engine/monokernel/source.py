@@ -6,6 +6,7 @@ from ..model.program import Program
 from .layout import step_unit
 from .sequence import cases_of, formats_of, sequence_of
 from .shape import Tuning
+from .tuning import with_seats
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 
@@ -44,6 +45,7 @@ def source_of(
     traces: bool = False,
     overlaps: bool = True,
     columns: int = 1,
+    has_seats: bool = False,
 ) -> str:
     """Returns a translation unit with the kernels that kernels_of() names, for one shape.
 
@@ -61,14 +63,19 @@ def source_of(
             when all warps wait for it. The results have the same bits, and there is no prefill.
         columns: The most positions that a token step of decode runs. With more than one there is no
             prefill.
+        has_seats: Whether these are positions of different requests (kernels/seats.cuh).
     """
     c = program.config
     lanes = c.num_lanes
+    if has_seats:
+        tuning = with_seats(program, tuning)
     numbers = {
         "WorldSize": world_size,
         "Blocks": tuning.blocks,
         "Columns": columns,
-        "MostColumns": tuning.columns,
+        "MostColumns": max(tuning.columns, tuning.seats),
+        "MostSeats": tuning.seats,
+        "SeatStageSteps": with_seats(program, tuning).stage_steps,
         "Warps": tuning.warps,
         "Others": tuning.others,
         "MostStages": tuning.stages,
@@ -112,7 +119,7 @@ def source_of(
     flags |= {"Samples": samples, "Traces": traces}
     # Several columns' partial results are too many for each block that needs the merged ones.
     flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first or columns > 1}
-    flags["MergesAlways"] = tuning.merges_first
+    flags |= {"MergesAlways": tuning.merges_first, "HasSeats": has_seats}
     flags["WeightsInRegisters"] = tuning.weights_in_registers
     flags["HasSinks"] = c.has_sinks
     flags |= {"HasExperts": c.experts is not None, "NormalisesShares": is_normalised}

@@ -354,16 +354,36 @@ def with_variant(program: Program, usual: Tuning, variant: Variant) -> Tuning:
     )
 
 
+def with_seats(program: Program, usual: Tuning) -> Tuning:
+    """Returns the tuning of kernels with seats (kernels/seats.cuh). The vectors of several requests
+    take most of a block's shared memory. So a stage of weights is half as long where it can be.
+    """
+    steps = usual.stage_steps // 2
+    if usual.seats == 1 or usual.stage_steps % 2 or _broken(program, usual, steps):
+        return usual
+    flying, urgent = 2 * usual.in_flight, 2 * usual.urgent_in_flight
+    return replace(usual, stage_steps=steps, in_flight=flying, urgent_in_flight=urgent)
+
+
 def _check_stages(program: Program, usual: Tuning, steps: int) -> None:
-    least = least_tile_bytes(program)
+    for kind, own, strip in _broken(program, usual, steps):
+        raise kccl.InvalidArgument(
+            f"stage-steps={steps} gives a stage of {kind} {own} tiles for each warp, must "
+            f"give a multiple of {strip}, the tiles that share scales"
+        )
+
+
+def _broken(program: Program, usual: Tuning, steps: int) -> list[tuple[str, int, int]]:
+    """Returns the products of which a stage would end within a strip: their kinds, the tiles of a
+    stage, and those of a strip.
+    """
+    least, found = least_tile_bytes(program), []
     for each in (*products_of(program, 1), head_of(program)):
         own = each.stage_steps(steps, least)
         strip = each.strip_tiles(usual.warps, usual.strip_tiles)
         if own % strip:
-            raise kccl.InvalidArgument(
-                f"stage-steps={steps} gives a stage of {each.kind} {own} tiles for each warp, must "
-                f"give a multiple of {strip}, the tiles that share scales"
-            )
+            found.append((each.kind, own, strip))
+    return found
 
 
 def _check_with_experts(variant: Variant) -> None:
