@@ -113,7 +113,9 @@ class Engine(Closing, Measuring):
             slots: The most requests, 1 to 8, that are answered at the same time, each with the
                 tokens that it would have alone: those of submit() and, where ranks are threads, of
                 stream() and generate(), from any thread. At least so many prefixes are kept. More
-                than 1 is for backend "host", without a drafter or a prediction (`drafts`).
+                than 1 is for backends "host" and "cuda" (and "sim"), without a drafter or a
+                prediction (`drafts`). On GPUs as many as fit into a block's shared memory, without
+                drafts and grammars, and not for mixtures of experts.
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
@@ -147,7 +149,7 @@ class Engine(Closing, Measuring):
             checkpoint = opened = open_checkpoint(find_model(model))
         try:
             checkpoint = read_for(checkpoint, backend, dtype, weights)
-            drafts = drafts_for(backend, drafts)
+            drafts = drafts_for(backend, drafts, slots)
             check_slots(backend, slots, drafts)
             self.config: ModelConfig = checkpoint.config
             self.dtype, self.stored = checkpoint.dtype, checkpoint.stored

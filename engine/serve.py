@@ -18,7 +18,6 @@ from .api import Engine
 from .commands import screen
 from .commands.options import add_engine_arguments
 from .commands.processes import Processes, Restarter, measured
-from .executors.opening import BACKENDS
 from .executors.requests import integer
 from .serving.sessions import Sessions
 
@@ -71,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=int,
         metavar="N",
-        help=f"requests, 1 to 8, that are answered at a time; more than 1 on host only "
-        f"({_SLOTS} on host, else 1)",
+        help=f"requests, 1 to 8, that are answered at a time; more than 1 on host and cuda "
+        f"only ({_SLOTS} on host, else 1)",
     )
     parser.add_argument(
         "--queue", type=int, default=_QUEUE, metavar="N", help=f"most requests that wait ({_QUEUE})"
@@ -169,11 +168,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def slots_for(backend: str, slots: int | None) -> int:
-    """Returns Engine's `slots` for the argument --slots, None if it is not given. Then a backend
-    that answers one request at a time has one, and the others wait in the queue.
+    """Returns Engine's `slots` for the argument --slots, None if it is not given. Then devices
+    have one, because there the number that fits depends on the model.
     """
     if slots is None:
-        return _SLOTS if BACKENDS[backend].takes_batches else 1
+        return _SLOTS if backend == "host" else 1
     return integer("--slots", slots)
 
 

@@ -100,7 +100,7 @@ class DeviceExecutor:
         kept = None if packed is None else keeping.Kept(packed, *model, tuning, self._arena, grids)
         self._loaded = loading.load(
             *(*model, self._arena, self._kernels.usual.sizes, context, grids.pack, progress),
-            *(slots, self._columns, None if device is None else grids),
+            *(slots, max(self._columns, tuning.seats), None if device is None else grids),
             kept,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox

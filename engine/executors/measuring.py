@@ -129,7 +129,7 @@ class Measuring:
         Raises:
             InvalidArgument: `drafts` is wrong, or the backend takes none.
         """
-        drafts = drafts_for(self.backend, drafts)
+        drafts = drafts_for(self.backend, drafts, self.slots)
         check_slots(self.backend, self.slots, drafts)
         before, self._runner.drafts = self._runner.drafts, drafts
         try:

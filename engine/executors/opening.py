@@ -5,14 +5,14 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import kccl
 
 from ..base.core import lib
 from ..files.checkpoint import Checkpoint
-from ..files.packed_cache import PackedCache
 from ..files.ngrams import ngrams_file, read_ngrams
+from ..files.packed_cache import PackedCache
 from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
 from ..model.batches import MOST_REQUESTS
 from ..model.drafts import OFF, Drafts, drafts_of
@@ -21,10 +21,11 @@ from ..model.ngrams import Ngrams
 from ..model.ops import KINDS, Place, products_in
 from ..model.program import Program
 from ..monokernel.layout import packed_bytes, total_bytes
-from ..monokernel.limits import check, most_drafts
+from ..monokernel.limits import check, check_requests, most_drafts
 from ..monokernel.machine import machine_of, simulated_machine
 from ..monokernel.tuning import tuning_for
 from .device import DeviceExecutor
+from .device_batch import BatchedDevice
 from .host import HostExecutor
 from .host_requests import DTYPE as HOST_DTYPE
 from .memory import check_memory
@@ -48,14 +49,15 @@ class Backend(NamedTuple):
             GGUF's blocks, in forms of formats/nested.py. They are kept unless the caller asks for a
             dtype.
         rounds: The values of Engine's argument `weights` that the backend supports.
-        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, drafts, n-grams,
-            progress, packed). Collective.
+        make: Makes a rank's executor: (checkpoint, comm, blocks, the most requests at a time,
+            settings). The settings are arguments of an executor. Collective.
         held: Returns the bytes of packed weights that a rank keeps in host memory, for
             check_memory(): (program, rank, world size). None: they lie on a GPU, whose driver
             refuses allocations that do not fit before weights are read.
         takes_drafts: Whether a pass can check drafts.
         takes_drafters: Whether a function in Python can make them.
         takes_batches: Whether several requests can run at the same time.
+        takes_drafts_in_batches: Whether they can have drafts then.
         has_layers_alike: Whether a kind of op must have the same format in all layers.
         has_products_alike: Whether all products of the layers must have one format, if a format of
             them has scales.
@@ -65,17 +67,12 @@ class Backend(NamedTuple):
     dtypes: Collection[str]
     keeps: Collection[str]
     rounds: Collection[str]
-    make: Callable[
-        [
-            *(Checkpoint, kccl.Communicator, int | None, int, int, Drafts, Ngrams | None, Told),
-            PackedCache | None,
-        ],
-        Executor,
-    ]
+    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, dict[str, Any]], Executor]
     held: Callable[[Program, int, int], int] | None
     takes_drafts: bool = False
     takes_drafters: bool = False
     takes_batches: bool = False
+    takes_drafts_in_batches: bool = False
     has_layers_alike: bool = False
     has_products_alike: bool = False
 
@@ -100,37 +97,20 @@ def _make_host(
     checkpoint: Checkpoint,
     comm: kccl.Communicator,
     blocks: int | None,
-    context: int,
-    slots: int,
-    drafts: Drafts,
-    ngrams: Ngrams | None,
-    progress: Told,
-    packed: PackedCache | None,
+    requests: int,
+    settings: dict[str, Any],
 ) -> Executor:
     number, cpus = place(comm, blocks)
-    return HostExecutor(
-        checkpoint,
-        comm,
-        blocks=number,
-        cpus=cpus,
-        context=context,
-        slots=slots,
-        ngrams=ngrams,
-        progress=progress,
-        packed=packed,
-    )
+    given = {name: value for name, value in settings.items() if name != "drafts"}
+    return HostExecutor(checkpoint, comm, blocks=number, cpus=cpus, **given)
 
 
 def _make_device(
     checkpoint: Checkpoint,
     comm: kccl.Communicator,
     blocks: int | None,
-    context: int,
-    slots: int,
-    drafts: Drafts,
-    ngrams: Ngrams | None,
-    progress: Told,
-    packed: PackedCache | None,
+    requests: int,
+    settings: dict[str, Any],
 ) -> Executor:
     program = Program(checkpoint.config, checkpoint.formats)
     if comm.backend == "hip" and checkpoint.config.experts is not None:
@@ -139,18 +119,12 @@ def _make_device(
         )
     check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
-    tuning = replace(tuning, columns=1 + most_drafts(program, tuning, drafts))
-    return DeviceExecutor(
-        checkpoint,
-        comm,
-        tuning=tuning,
-        context=context,
-        slots=slots,
-        drafts=drafts,
-        ngrams=ngrams,
-        progress=progress,
-        packed=packed,
-    )
+    if requests > 1:
+        check_requests(program, tuning, requests)
+        tuning = replace(tuning, seats=requests)
+        return BatchedDevice(checkpoint, comm, tuning=tuning, **settings)
+    tuning = replace(tuning, columns=1 + most_drafts(program, tuning, settings["drafts"]))
+    return DeviceExecutor(checkpoint, comm, tuning=tuning, **settings)
 
 
 def _device_bytes(program: Program, rank: int, world_size: int) -> int:
@@ -174,13 +148,15 @@ _ON_CUDA = Backend(
     _make_device,
     held=None,
     takes_drafts=True,
+    takes_batches=True,
     has_layers_alike=True,
 )
 # On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong.
-_ON_HIP = _ON_CUDA._replace(takes_drafts=False, has_products_alike=True)
+_ON_HIP = _ON_CUDA._replace(takes_drafts=False, takes_batches=False, has_products_alike=True)
 BACKENDS = {
     "host": Backend(
-        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, True, True, True
+        *(_host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes),
+        *(True, True, True, True),
     ),
     "cuda": _ON_CUDA,
     "hip": _ON_HIP,
@@ -246,13 +222,14 @@ def formats_of_layers(checkpoint: Checkpoint) -> list[str]:
     return sorted(names)
 
 
-def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
+def drafts_for(backend: str, given: Drafts | str | int, slots: int = 1) -> Drafts:
     """Returns how requests on a backend make drafts. Returns OFF for "auto" if the backend takes no
-    drafts.
+    drafts, or none with so many slots.
 
     Args:
         backend: One of BACKENDS.
         given: As drafts_of() takes it.
+        slots: The most requests at a time.
 
     Raises:
         InvalidArgument: `given` is wrong, or asks for drafts and the backend takes none.
@@ -262,6 +239,8 @@ def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
         raise kccl.InvalidArgument(
             f"a drafter in Python is for backend 'host', not for backend {backend!r}"
         )
+    if given == "auto" and slots > 1 and not BACKENDS[backend].takes_drafts_in_batches:
+        return OFF
     if BACKENDS[backend].takes_drafts or drafts.most == 0:
         return drafts
     if given != "auto":
@@ -304,7 +283,12 @@ def check_slots(backend: str, slots: int, drafts: Drafts) -> None:
     if not BACKENDS[backend].takes_batches:
         raise kccl.InvalidArgument(
             f"slots is {slots}, must be 1 on backend {backend!r}, whose kernel answers one request "
-            "at a time while others wait in the queue; backend 'host' answers several"
+            "at a time while others wait in the queue; backends 'host' and 'cuda' answer several"
+        )
+    if drafts.most and not BACKENDS[backend].takes_drafts_in_batches:
+        raise kccl.InvalidArgument(
+            f"slots is {slots}, must be 1 with drafts on backend {backend!r}: there a token step "
+            "runs one position of each request"
         )
     if drafts.drafter is not None or drafts.prediction:
         given = "drafts of a prediction" if drafts.prediction else "a drafter in Python"
@@ -382,7 +366,9 @@ def start_ranks(
                 if progress is not None:
                     progress(packed[0], total)
 
-        return kind.make(checkpoint, comm, blocks, context, slots, drafts, ngrams, tell, cache)
+        settings = {"context": context, "slots": slots, "drafts": drafts, "ngrams": ngrams}
+        settings |= {"progress": tell, "packed": cache}
+        return kind.make(checkpoint, comm, blocks, requests, settings)
 
     if backend == "sim" and kccl.launched_rank() is None:
         # The simulator runs several ranks of one process in turns. A rank that launches nothing

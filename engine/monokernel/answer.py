@@ -3,20 +3,32 @@
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from ..base.core import ENDS, lib
 from ..model.executor import EndedElsewhere, Token, bad_logits
 from . import task as structs
-from .loading import Loaded
+from .choices import Choices
 
 
-def tokens(task: Any, loaded: Loaded, there: Callable[[Any], Any], dtype: str) -> Iterator[Token]:
+class Memory(Protocol):
+    """A request's memory: that of a rank (loading.Loaded), or of a seat."""
+
+    @property
+    def tokens(self) -> Any:
+        """The KcclDecodeTokens that the kernel writes."""
+
+    @property
+    def choices(self) -> Choices:
+        """Has the alternatives of each token."""
+
+
+def tokens(task: Any, memory: Memory, there: Callable[[Any], Any], dtype: str) -> Iterator[Token]:
     """Yields the tokens of a request, up to its end.
 
     Args:
         task: The request's KcclDecodeTask.
-        loaded: The rank's memory.
+        memory: Where the kernel writes.
         there: Waits until the kernel has written a KcclDecodeToken, and returns it.
         dtype: The dtype that errors name.
 
@@ -26,7 +38,7 @@ def tokens(task: Any, loaded: Loaded, there: Callable[[Any], Any], dtype: str) -
     """
     has_drafts, pass_number = task.most_drafts != 0, 0
     for index in count():
-        token = there(loaded.tokens[index])
+        token = there(memory.tokens[index])
         token_id, end = structs.id_and_end(token)
         num_drafts, is_draft = 0, False
         if has_drafts:
@@ -35,7 +47,7 @@ def tokens(task: Any, loaded: Loaded, there: Callable[[Any], Any], dtype: str) -
             raise bad_logits(dtype)
         if end == lib.kKcclEngineCancelled:
             raise EndedElsewhere
-        likeliest = map(there, loaded.choices.alternatives(task, index))
+        likeliest = map(there, memory.choices.alternatives(task, index))
         alternatives = tuple((each.id_and_end, each.logprob) for each in likeliest)
         yield Token(
             *(token_id, token.logprob, ENDS[end], time.monotonic(), alternatives),

@@ -97,6 +97,16 @@ def most_drafts(program: Program, tuning: Tuning, drafts: Drafts) -> int:
     return min(drafts.most, _MOST_ADAPTING) if drafts.adapts else drafts.most
 
 
+def check_requests(program: Program, tuning: Tuning, requests: int) -> None:
+    """Raises InvalidArgument if several requests are to run at the same time, and the monokernel
+    cannot run several positions of this model in a token step.
+    """
+    if requests > 1 and (what := _without_columns(program, tuning)):
+        raise kccl.InvalidArgument(
+            f"slots is {requests}, must be 1 for {what}: a token step runs one position"
+        )
+
+
 def _without_columns(program: Program, tuning: Tuning) -> str:
     """Returns why a token step runs one position only: what has no columns. "" if it has."""
     if program.config.experts is not None:

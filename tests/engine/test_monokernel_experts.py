@@ -19,7 +19,6 @@ from kccl.engine.executors.opening import BACKENDS
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
-from kccl.engine.model.drafts import OFF
 from kccl.engine.model.experts import Experts
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
@@ -141,9 +140,7 @@ def test_tuning_changes_no_bit(change):
 def test_amds_gpus_are_refused():
     comm: Any = SimpleNamespace(backend="hip")
     with pytest.raises(kccl.InvalidArgument, match="experts do not run on AMD's GPUs yet"):
-        BACKENDS["hip"].make(
-            checkpoint("qwen3-moe"), comm, None, CONTEXT, 1, OFF, None, lambda _: None
-        )
+        BACKENDS["hip"].make(checkpoint("qwen3-moe"), comm, None, 1, {})
 
 
 @pytest.mark.parametrize("kind", ["expert_gate_up", "expert_down"])

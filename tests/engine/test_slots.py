@@ -312,7 +312,8 @@ def test_lengths_that_rotate_otherwise_do_not_run_together():
     ("how", "error"),
     [
         ({"slots": 9}, "slots is 9, must be from 1 to 8"),
-        ({"slots": 2, "backend": "sim"}, "slots is 2, must be 1 on backend 'sim', whose kernel"),
+        ({"slots": 2, "backend": "hip"}, "slots is 2, must be 1 on backend 'hip', whose kernel"),
+        ({"slots": 2, "backend": "sim", "drafts": 2}, "must be 1 with drafts on backend 'sim'"),
         ({"slots": 2, "drafts": Drafts(drafter=lambda ids, most: [])}, "must be 1 with a drafter"),
         ({"slots": 2, "drafts": Drafts(prediction=[1])}, "must be 1 with drafts of a prediction"),
     ],
