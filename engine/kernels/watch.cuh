@@ -69,21 +69,27 @@ class Waiter {
             }
             return platform::warp_any(has_come);
         };
-        // All packets are loaded before any is checked, so that their latencies overlap.
+        // All packets are loaded before any is checked, so that their latencies overlap. Those that
+        // have come are not loaded again: the others may take as long as the slowest block, and all
+        // blocks poll then.
+        uint32_t missing = wanted;
         const auto poll = [&] {
             if (scouts && !has_one_come()) return false;
             scouts = false;
             KCCL_UNROLL
             for (int i = 0; i < N; ++i) {
-                if ((wanted >> i & 1u) != 0)
+                if ((missing >> i & 1u) != 0)
                     packets[i] = mem::load_packet<SCOPE>(buffer + slots[i]);
             }
-            uint32_t wrong = 0;
+            uint32_t left = 0;
             KCCL_UNROLL
             for (int i = 0; i < N; ++i) {
-                if ((wanted >> i & 1u) != 0) wrong |= without_tag(packets[i], tag_at(tag, i));
+                if ((missing >> i & 1u) != 0) {
+                    left |= (without_tag(packets[i], tag_at(tag, i)) & 1u) << i;
+                }
             }
-            return (wrong & 1u) == 0;
+            missing = left;
+            return left == 0;
         };
         uint32_t polls = 0;
         bool has_posted = false, is_here = !has_failed_;
