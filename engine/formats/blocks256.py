@@ -74,7 +74,9 @@ class Blocks256(Ggml):
         if not minimums:
             halves = np.pad(halves, ((0, 0), (0, 2)))
             minimums = [np.zeros((len(blocks), 8), np.uint8)]
-        numbers = integers.astype(np.int8) - np.int8(self.zero)
+        numbers = np.ascontiguousarray(integers).view(np.int8)
+        if self.zero:
+            numbers = numbers - np.int8(self.zero)
         return halves, np.ascontiguousarray(scales).view(np.int8), minimums[0], numbers
 
 

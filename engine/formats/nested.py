@@ -122,8 +122,9 @@ class Nested(Format):
         factors, scales, minimums, numbers = of_file.nested(blocks)
         num = len(blocks) * times
         scales = scales.repeat(self._scales * times // scales.shape[1], axis=1)
-        integers = (numbers + np.int8(_ZERO[self._bits])).astype(np.uint8).reshape(num, -1, 32)
-        lower, upper = integers & 15, (integers >> 4).reshape(num, -1, 4, 8)
+        zero = np.int8(_ZERO[self._bits])
+        integers = (numbers + zero if zero else numbers).view(np.uint8).reshape(num, -1, 32)
+        lower = integers & 15 if self._bits > 4 else integers
         parts = [
             factors.repeat(times, axis=0),
             scales.view(np.uint8),
@@ -131,8 +132,13 @@ class Nested(Format):
             lower[..., :16] | lower[..., 16:] << 4,
         ]
         if self._bits > 4:
-            shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-            parts.append(np.bitwise_or.reduce(upper << shifts, axis=2))
+            upper = integers >> 4
+            parts.append(
+                upper[..., :8]
+                | upper[..., 8:16] << 2
+                | upper[..., 16:24] << 4
+                | upper[..., 24:] << 6
+            )
         return np.concatenate([each.reshape(num, -1) for each in parts], axis=1)
 
     def is_finite(self, words: NDArray[Any]) -> bool:
