@@ -221,6 +221,11 @@ BUGS = {
         "return (token_step & 1u) ^ 1u;",
         "return token_step | 1u;",
     ),
+    "what has not come is not awaited again": (
+        "watch.cuh",
+        "            missing = left;\n",
+        "            missing = 0;\n",
+    ),
     "no fence at the end of a token step": (
         "finish.cuh",
         "            mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();\n",
