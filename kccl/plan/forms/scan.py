@@ -141,6 +141,5 @@ FORMS = (
         "each rank adds its elements to the lower ranks' sums, and sends them to the next one",
         scan_by_messages,
         on_one_node=True,
-        from_bytes=1 << 18,
     ),
 )
