@@ -14,9 +14,9 @@ from . import loading
 from .choices import MOST_STOP_IDS, penalizes_answer
 from .launching import Compiled, Launcher
 from .memory import Arena
+from .other_tuning import with_variant
 from .shape import Tuning
 from .source import kernels_of, source_of
-from .tuning import with_variant
 
 
 class Kernels:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from ..model.program import Program
 from .layout import step_unit
+from .other_tuning import with_seats
 from .sequence import cases_of, formats_of, sequence_of
 from .shape import Tuning
-from .tuning import with_seats
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 

@@ -14,8 +14,9 @@ from kccl.engine.model.ops import KINDS
 from kccl.engine.model.program import Program
 from kccl.engine.model.variant import TRACING, parse
 from kccl.engine.monokernel.machine import Machine
+from kccl.engine.monokernel.other_tuning import with_variant
 from kccl.engine.monokernel.source import kernels_of, source_of
-from kccl.engine.monokernel.tuning import tuning_for, with_variant
+from kccl.engine.monokernel.tuning import tuning_for
 
 H200 = Machine(132)
 # (model, GPUs, format, whether it samples) -> bytes of registers that may go through memory: in

@@ -25,7 +25,7 @@ import kccl
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.model.program import Program
 from kccl.engine.model.variant import TRACING, USUAL, parse
-from kccl.engine.monokernel.tuning import with_variant
+from kccl.engine.monokernel.other_tuning import with_variant
 
 __all__ = ["kernels"]
 

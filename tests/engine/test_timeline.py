@@ -26,8 +26,8 @@ from kccl.engine.model.timeline import (
     timelines,
 )
 from kccl.engine.model.variant import TRACING, USUAL, parse
+from kccl.engine.monokernel.other_tuning import with_variant
 from kccl.engine.monokernel.shape import Tuning
-from kccl.engine.monokernel.tuning import with_variant
 
 pytestmark = pytest.mark.takes(16)
 
