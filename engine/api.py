@@ -170,7 +170,7 @@ class Engine(Closing, Measuring):
             packed: PackedCache | None = None
             if packed_cache is not None:
                 packed = PackedCache(Path(packed_cache), checkpoint.source, checkpoint.files)
-            table = ngrams_for(checkpoint, backend, ngrams)
+            table = ngrams_for(checkpoint, backend, ngrams, slots)
             shape = (ranks, blocks, self.context, prefixes, slots, drafts, table)
             self._ranks = start_ranks(checkpoint, backend, *shape, progress, packed)
             if packed is not None:

@@ -163,7 +163,7 @@ class BatchedDevice(DeviceExecutor):
         given["logit_bias"] = [list(pair) for pair in params.biases]
         look_s = _LOOK_S if self.device else _LOOK_AT_SIMULATOR_S
         with self._changed:
-            if not self._is_batch or self._batch_error is not None:
+            if not self._is_batch or self._is_ending or self._batch_error is not None:
                 raise kccl.Error("the executor runs no batch that this request could join")
             taken = {each.number for each in self._members}
             number = next(i for i in range(len(self._seats.all)) if i not in taken)
@@ -315,7 +315,7 @@ class BatchedDevice(DeviceExecutor):
             self._round = 0
         self._comm.check()
         for each, seat in zip(running, seats, strict=True):
-            each.made += self._mailbox.token_steps - task.token_step
+            each.made += (self._mailbox.token_steps - task.token_step) % (1 << 32)
             last, end = structs.id_and_end(seat.tokens[each.made - 1])
             each.has_ended = end != lib.kKcclEngineGoesOn
             if not each.has_ended:

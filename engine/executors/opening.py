@@ -250,20 +250,26 @@ def drafts_for(backend: str, given: Drafts | str | int, slots: int = 1) -> Draft
     return OFF
 
 
-def ngrams_for(checkpoint: Checkpoint, backend: str, given: str | Path | None) -> Ngrams | None:
+def ngrams_for(
+    checkpoint: Checkpoint, backend: str, given: str | Path | None, slots: int
+) -> Ngrams | None:
     """Returns the table of n-grams from which drafts come: the one in the file `given`, or else the
-    model's own. Returns None if it has none, or the backend takes no drafts.
+    model's own. Returns None if it has none, or the backend takes no drafts with so many slots.
 
     Raises:
-        InvalidArgument: A file is given, and the backend takes no drafts.
+        InvalidArgument: A file is given, and the backend takes no drafts with so many slots.
         kccl.Error: The table cannot be read, or is that of another model.
     """
+    kind = BACKENDS[backend]
+    takes_drafts = kind.takes_drafts and (slots == 1 or kind.takes_drafts_in_batches)
     file = ngrams_file(checkpoint.source) if given is None else Path(given)
-    if given is None and not (BACKENDS[backend].takes_drafts and file.is_file()):
+    if given is None and not (takes_drafts and file.is_file()):
         return None
-    if not BACKENDS[backend].takes_drafts:
+    if not takes_drafts:
+        what = f"with {slots} slots on" if kind.takes_drafts else "on"
         raise kccl.InvalidArgument(
-            f"ngrams is {str(given)!r}, must be None on backend {backend!r}, which takes no drafts"
+            f"ngrams is {str(given)!r}, must be None {what} backend {backend!r}, which takes no "
+            "drafts"
         )
     return read_ngrams(file, checkpoint.config.vocab_size)
 

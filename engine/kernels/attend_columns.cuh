@@ -170,9 +170,11 @@ class ColumnsAttention {
         uint32_t slots[2 * kAppended], mine = 0, wanted = 0;
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAppended; ++i) {
-            const uint32_t column = first + i, kv_strand = own_kv_strand(column);
-            const bool is_mine = column < consumer_.num_columns() &&
-                                 kv_strand < Dims::kKvStrandsPerSplit &&
+            const uint32_t column = first + i;
+            const bool is_used = column < consumer_.num_columns();
+            // With seats, only a column that is used has a position.
+            const uint32_t kv_strand = own_kv_strand(is_used ? column : 0);
+            const bool is_mine = is_used && kv_strand < Dims::kKvStrandsPerSplit &&
                                  kv_strand % S::kWarps == consumer_.warp_index();
             mine |= is_mine ? 1u << i : 0;
             wanted |= is_mine && has_float4() ? 3u << 2 * i : 0;

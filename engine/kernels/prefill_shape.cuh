@@ -172,7 +172,9 @@ struct ChunkLayout {
     static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
         S::kNumLanes > Dims::kLanesPerGroup ? Dims::kModules * S::kNumLanes * kHiddenFloat4s : 0;
-    // What experts give, in the same form. All layers use these slots.
+    // What experts give, in the same form. All layers use these slots. Before a rank sends there
+    // again, each of its blocks has waited for the next layer's attention messages of the blocks
+    // with its rows on all ranks. These send them after add_outputs().
     static constexpr uint32_t kOfFloat4 = sizeof(Float4) / sizeof(typename Sent::Type);
     static constexpr uint32_t kOutputs = kMessages + kNumMessages / kOfFloat4;
     // kResidual, [lane group][...]: the residual. kNormed, likewise: the residual times the next

@@ -8,7 +8,8 @@
 //
 // A vector has one slot, not two that take turns. Before a block writes a slot again, it has waited
 // for a later step of all blocks that read the slot: those of its lane group (the blocks that share
-// a residual), or, for messages, all blocks at the end of the chunk.
+// a residual), or, for messages, all blocks at the end of the chunk, or, for what experts give, the
+// blocks with its rows on all ranks (prefill_shape.cuh).
 #pragma once
 
 #include "delays.cuh"

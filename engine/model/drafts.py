@@ -52,7 +52,8 @@ HOST_PACE = Pace(first=1, shares={7: 21, 3: 16}, least=12)
 there (bench/LOG.md), so few drafts pay."""
 GPU_PACE = Pace(first=3, shares={3: 2}, least=2)
 """On a GPU a pass with three drafts takes 1.17 to 1.49 times as long as one without drafts in the
-same kernel (bench/LOG.md). So it pays from a quarter to half an accepted draft a pass on."""
+same kernel (bench/LOG.md). So it pays from 0.17 to 0.49 accepted drafts a pass on; they pause below
+a quarter."""
 
 
 @dataclass(frozen=True)

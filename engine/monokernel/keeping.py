@@ -18,7 +18,7 @@ from .memory import Arena
 from .shape import Tuning
 
 # The fields of Tuning that packed weights do not depend on, and that commands set differently.
-_FREE = {"columns", "delay_ns", "slow_rank"}
+_FREE = {"columns", "seats", "delay_ns", "slow_rank"}
 _NUMBER = np.dtype(np.uint64)
 
 

@@ -138,15 +138,15 @@ def load(
     task = new_task()
     # The large allocations come before the weights are read, which takes longest. So they fail
     # early.
-    try:
-        task.cache = arena.allocate(slots * cache_bytes)
-    except kccl.BackendError as error:
-        raise kccl.BackendError(
-            f"{error}; {slots} times {cache_bytes} bytes are for keys and values: use a smaller "
-            "context, or fewer prefixes"
-        ) from error
-    task.weights = arena.allocate(weights_bytes)
     with closing(kept) if kept is not None else nullcontext():
+        try:
+            task.cache = arena.allocate(slots * cache_bytes)
+        except kccl.BackendError as error:
+            raise kccl.BackendError(
+                f"{error}; {slots} times {cache_bytes} bytes are for keys and values: use a "
+                "smaller context, or fewer prefixes"
+            ) from error
+        task.weights = arena.allocate(weights_bytes)
         _fill(checkpoint, program, comm, arena, task.weights, pack, progress, maker, kept)
     task.embedding = arena.place(weights.embedding(checkpoint, program))
     norms = norms_of(checkpoint, program)

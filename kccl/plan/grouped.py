@@ -21,8 +21,8 @@ from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
 from .tuning import tuning_for
 
 # The usual limit for calls that ranks do not post (Form.from_bytes). From this many bytes on, each
-# rank of a group reduces a part of an all_reduce across groups, and the parts of all_to_all and
-# scatter are messages.
+# rank of a group reduces a part of an all_reduce across groups, and the parts of
+# all_to_all, scatter and scan are messages.
 _DIVIDES_FROM_BYTES = 65536
 
 

@@ -186,8 +186,10 @@ def test_files_that_are_no_table_are_refused(made, tmp_path):
     with pytest.raises(kccl.Error, match=f"for a model of {size} ids, and this one has 77"):
         read_ngrams(file, 77)
     with pytest.raises(kccl.InvalidArgument, match=r"must be None on backend 'hip', which takes"):
-        ngrams_for(checkpoint, "hip", file)
-    assert ngrams_for(checkpoint, "hip", None) is None
+        ngrams_for(checkpoint, "hip", file, 1)
+    assert ngrams_for(checkpoint, "hip", None, 1) is None
+    with pytest.raises(kccl.InvalidArgument, match="must be None with 4 slots on backend 'cuda'"):
+        ngrams_for(checkpoint, "cuda", file, 4)
     with pytest.raises(kccl.Error, match=r"cannot read .*: No such file"):
         Engine(checkpoint, blocks=1, ngrams=tmp_path / "missing")
     with pytest.raises(kccl.Error, match=r"cannot write .*: No such file"):

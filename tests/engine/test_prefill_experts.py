@@ -134,8 +134,8 @@ DOWN, GATE_UP, CHOICE = "prefill_experts.cuh", "prefill_gate_up.cuh", "prefill_c
 BUGS = {
     "the last position of an expert is lost": (
         GATE_UP,
-        "                if (i < positions) {\n",
-        "                if (i + 1 < positions) {\n",
+        "in_list < positions) {",
+        "in_list + 1 < positions) {",
     ),
     "a position has the row of another expert": (
         DOWN,
