@@ -149,7 +149,7 @@ def answers(engine: Engine, num: int, seed: int) -> list[tuple[list[int], bytes]
         answer = engine.generate(prompt, params)
         logprobs = np.asarray(answer.logprobs, np.float32).tobytes()
         for rank in engine._ranks.mine:
-            tokens = rank._loaded.tokens[:ANSWER]
+            tokens = rank._loaded.tokens[0:ANSWER]
             assert [token.id for token in tokens] == answer.ids
             assert np.array([token.logprob for token in tokens], np.float32).tobytes() == logprobs
         found.append((answer.ids, logprobs))
