@@ -136,7 +136,8 @@ def test_the_monokernels_packer_gets_each_product():
     checkpoint = random_checkpoint("tiny-tiles")
     program = Program(checkpoint.config)
     lanes = program.lanes_of(0, 1)
-    found = list(weights.matrices(checkpoint, program, 0, 1))
+    pieces = [*layout.pieces(program, 0, 1)]
+    found = [read() for read, _ in weights.matrices(checkpoint, program, pieces)]
     of_layers = [
         (PRODUCTS.index(op.kind), op.layer, group)
         for op in program.ops
@@ -144,13 +145,13 @@ def test_the_monokernels_packer_gets_each_product():
         for group in range(len(lanes))
     ]
     head = PRODUCTS.index("head"), program.config.num_layers, 0
-    assert [(each.number, each.layer, each.group) for each, _ in found] == [*of_layers, head]
-    for piece, matrix in found:
+    assert [(each.number, each.layer, each.group) for each in pieces] == [*of_layers, head]
+    for piece, matrix in zip(pieces, found, strict=True):
         product = piece.product
         columns = product.format.words_of(product.columns * product.lanes)
         assert matrix.shape == (product.rows, columns) and matrix.nbytes == product.nbytes
-    assert sum(matrix.nbytes for _, matrix in found) == layout.total_bytes(program, 0, 1)
-    assert max(matrix.nbytes for _, matrix in found) == layout.most_bytes(program, 1)
+    assert sum(matrix.nbytes for matrix in found) == layout.total_bytes(program, 0, 1)
+    assert max(matrix.nbytes for matrix in found) == layout.most_bytes(program, 1)
 
 
 @pytest.mark.parametrize("name", ["tiny-laneformer", "tiny-llama", "tiny-qwen2"])
