@@ -39,7 +39,7 @@ _ENTRY, _WRITTEN = 8, 0x4B43434C
 _MOST_THREADS, _MOST_WAITING = 8, 8
 # The folders of the engine's code that decides what packed weights are.
 _CODE = ("base", "executors", "files", "formats", "host", "kernels", "model", "monokernel")
-_SUFFIXES = {".cpp", ".cuh", ".h", ".inc", ".py"}
+_SUFFIXES = {".cpp", ".cuh", ".h", ".hpp", ".inc", ".py"}
 # How many samples of a model's file are compared, and their bytes.
 _SAMPLES, _SAMPLE = 64, 4096
 
@@ -338,10 +338,20 @@ def identity(file: Path) -> list[Any]:
 
 @cache
 def _code() -> str:
-    """Returns a hash of the engine's code on which packed weights depend."""
-    engine, found = Path(__file__).parents[1], hashlib.sha256()
-    for room in _CODE:
-        for file in sorted((engine / room).rglob("*")):
-            if file.suffix in _SUFFIXES:
-                found.update(f"{file.relative_to(engine)}\n".encode() + file.read_bytes())
+    """Returns a hash of the code on which packed weights depend."""
+    found = hashlib.sha256()
+    for name, file in sources():
+        found.update(f"{name}\n".encode() + file.read_bytes())
     return found.hexdigest()
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Yields the files of that code: the engine's, and the headers that its kernels include. Each
+    comes behind its name, which is the same wherever KCCL is installed.
+    """
+    engine, headers = Path(__file__).parents[1], Path(kccl.include_dir())
+    yield "abi.inc", engine / "abi.inc"
+    for root, folder in [*((engine, engine / room) for room in _CODE), (headers, headers)]:
+        for file in sorted(folder.rglob("*")):
+            if file.suffix in _SUFFIXES:
+                yield str(file.relative_to(root)), file

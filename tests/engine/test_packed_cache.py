@@ -16,6 +16,8 @@ from kccl.engine.executors.kept_panels import KeptPanels
 from kccl.engine.files import packed_cache
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.monokernel import keeping, weights
+from kccl.engine.monokernel.source import KERNELS
+from kccl.jit.headers import Headers
 
 MODEL = LLAMA | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 64}
 IDS = [5, 1, 9]
@@ -126,6 +128,22 @@ def test_other_weights_ranks_and_formats_have_files_of_their_own(model, tmp_path
     assert other != expected and len(notices) == 1 and packs[1] == packs[0]
     assert answer(model, cache, weights="fp8")[1] and packs[2] == packs[0]
     assert len([*cache.iterdir()]) == 3
+
+
+def test_a_files_name_depends_on_each_file_that_packing_kernels_include(monkeypatch):
+    known = {file.resolve() for _, file in packed_cache.sources()}
+    included = Headers().of('#include "pack.cuh"', [KERNELS, Path(kccl.include_dir())])
+    paths = {Path(path).resolve() for path, _ in included}
+    assert {"abi.inc", "pack.cuh", "mem.cuh"} <= {path.name for path in paths} and paths <= known
+    code_of, read = packed_cache._code.__wrapped__, Path.read_bytes
+    before = code_of()
+    for name in ("abi.inc", "mem.cuh"):
+        monkeypatch.setattr(
+            Path, "read_bytes", lambda file, name=name: read(file) + b" " * (file.name == name)
+        )
+        assert code_of() != before
+    monkeypatch.undo()
+    assert code_of() == before
 
 
 def test_a_full_disk_ends_what_is_kept_and_not_the_start(model, tmp_path, monkeypatch):
