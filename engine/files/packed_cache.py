@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import re
+import secrets
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -130,7 +131,8 @@ class PackedFile:
             self._may_write = self._open() or self._begin()
             if self._fd >= 0:
                 self._map = mmap.mmap(self._fd, self._nbytes, access=mmap.ACCESS_READ)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # A ValueError: somebody has cut the file short meanwhile.
             self._give_up(error)
 
     def verified(self) -> Iterator[tuple[int, memoryview]]:
@@ -200,8 +202,12 @@ class PackedFile:
         try:
             if self._is_at(self._partial):
                 os.rename(self._partial, self._complete)
+            is_kept = self._is_at(self._complete)
         except OSError as error:
             self._give_up(error)
+            return
+        if not is_kept:
+            self._notices.append("packed weights are not kept: another start has begun a new file")
             return
         size = f"{self._nbytes / 1e9:.1f} GB"
         self._notices.append(f"packed weights are kept: {size} in {self._complete}")
@@ -252,8 +258,9 @@ class PackedFile:
             )
             return False
         # It gets its name when the head is there. So no other process finds a file without head.
-        new = self._partial.with_name(f"{self._partial.name}.{os.getpid()}")
-        self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        # Until then its name is random: process ids are equal in containers that share the folder.
+        new = self._partial.with_name(f"{self._partial.name}.{secrets.token_hex(8)}")
+        self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.pwrite(self._fd, self._head, 0)
             os.ftruncate(self._fd, self._nbytes)
@@ -308,11 +315,10 @@ class PackedFile:
         except FileNotFoundError:
             return False
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: OSError | ValueError) -> None:
         self._may_write = False
-        self._notices.append(
-            f"packed weights are not kept in {self._complete.parent}: {error.strerror}"
-        )
+        said = error.strerror if isinstance(error, OSError) else error
+        self._notices.append(f"packed weights are not kept in {self._complete.parent}: {said}")
 
 
 def _write_all(fd: int, data: Any, at: int) -> None:

@@ -3,9 +3,11 @@
 import errno
 import fcntl
 import os
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tiny_models import LLAMA, random_tensors, shapes_of, write_folder
 
@@ -14,6 +16,7 @@ from kccl.engine import Engine
 from kccl.engine.executors import kept_panels, packing
 from kccl.engine.executors.kept_panels import KeptPanels
 from kccl.engine.files import packed_cache
+from kccl.engine.files.packed_cache import PackedFile
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.monokernel import keeping, weights
 from kccl.engine.monokernel.source import KERNELS
@@ -144,6 +147,36 @@ def test_a_files_name_depends_on_each_file_that_packing_kernels_include(monkeypa
         assert code_of() != before
     monkeypatch.undo()
     assert code_of() == before
+
+
+def test_two_starts_of_one_process_begin_the_same_file(tmp_path, monkeypatch):
+    """The second one begins while the first one does, and the first one's file replaces it."""
+    rename, second, notices = os.rename, [], ([], [], [])
+    name, sizes, data = tmp_path / "name", [100], np.arange(100, dtype=np.uint8)
+
+    def meanwhile(*paths):
+        monkeypatch.setattr(os, "rename", rename)
+        second.append(PackedFile(name, "text", sizes, notices[1]))
+        rename(*paths)
+
+    monkeypatch.setattr(os, "rename", meanwhile)
+    files = [PackedFile(name, "text", sizes, notices[0]), *second]
+    for file in reversed(files):
+        file.store(0, [data])
+        file.finish()
+        file.close()
+    assert notices[1] == ["packed weights are not kept: another start has begun a new file"]
+    assert len(notices[0]) == 1 and str(only(tmp_path)) in notices[0][0]
+    with closing(PackedFile(name, "text", sizes, notices[2])) as file:
+        assert [bytes(part) for _, part in file.verified()] == [data.tobytes()]
+    assert notices[2] == []
+
+
+def test_a_file_that_is_cut_short_meanwhile_ends_what_is_kept(model, tmp_path, monkeypatch):
+    cut = os.ftruncate
+    monkeypatch.setattr(os, "ftruncate", lambda fd, size: cut(fd, size - 1))
+    tokens, (notice,) = answer(model, tmp_path / "cache")
+    assert tokens == answer(model)[0] and "are not kept in" in notice
 
 
 def test_a_full_disk_ends_what_is_kept_and_not_the_start(model, tmp_path, monkeypatch):
