@@ -663,8 +663,15 @@ async function several(mine, message, run, signal) {
 function chooseAmong(mine, sides, asked) {
   // The conversation has the first side's message, whose content is the chosen one's.
   const [{ message: held }] = sides, said = sides.map(({ message }) => ({ ...message }));
-  const mark = (chosen) => sides.forEach(({ element }, index) => element.classList.toggle("kept", index === chosen));
-  mark(0);
+  // A side shows its own answer, also when the first side's message has another one.
+  sides.forEach((side, index) => (side.message = said[index]));
+  const choose = (chosen) => {
+    Object.assign(held, { tokens: undefined, reasoning: undefined }, said[chosen]);
+    sides.forEach(({ element }, index) => element.classList.toggle("kept", index === chosen));
+  };
+  // The first ones may have failed, or all.
+  const first = said.findIndex((each) => each.content);
+  if (first >= 0) choose(first);
   sides.forEach(({ element }, index) => {
     if (!said[index].content) return;
     const button = document.createElement("button");
@@ -674,9 +681,8 @@ function chooseAmong(mine, sides, asked) {
     button.addEventListener("click", () => {
       const last = mine.messages.at(-1);
       if (running || (last !== held && last !== asked.at(-1))) return;
-      Object.assign(held, { tokens: undefined, reasoning: undefined }, said[index]);
+      choose(index);
       if (last !== held) mine.messages.push(held);
-      mark(index);
       saveChat(mine);
     });
     element.append(button);
