@@ -57,8 +57,9 @@ class PostedCall {
         for (uint32_t i = 0; i < step_.num_takes; ++i) {
             if (!take(takes[i])) return false;
         }
-        if (step_.op.is_new == 0 && !postings_.begins_batch()) return true;
+        const bool compares = step_.op.is_new != 0 || step_.compares_always != 0;
         step_.op.is_new = 0;
+        if (!compares && !postings_.begins_batch()) return true;
         return is_made_by_all();
     }
 
@@ -79,10 +80,11 @@ class PostedCall {
     }
 
     // Compares this call with the calls of all ranks that have posted, also of those whose parts
-    // this rank does not need. All ranks do so in the first call of a batch: if two ranks' calls
-    // differ there, the rank that posts later sees it. A rank also does so in the first call of a
-    // new step, to find most mistakes sooner. A difference that no rank has seen is found in a
-    // later call, because each posting has a hash of all calls before it.
+    // this rank does not need. All ranks do so in the first call of a batch, and in each call of a
+    // step that compares always: if two ranks' calls differ there, the rank that posts later sees
+    // it, before it sends or receives messages of the call. A rank also does so in the first call
+    // of a new step, to find most mistakes sooner. A difference that no rank has seen is found in
+    // a later call, because each posting has a hash of all calls before it.
     bool is_made_by_all() const {
         mem::fence<mem::Order::kSeqCst, mem::Scope::kSystem>();
         for (int source = 0; source < call_.comm.world_size; ++source) {

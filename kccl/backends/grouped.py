@@ -299,6 +299,7 @@ class GroupedBackend(Backend):
             filled.kind, filled.op.is_new = lib.kKcclPostStep, True
             filled.op.bytes_per_count = BY_NAME[step.kernel].peer_bytes(1, step.dtype)
             filled.num_posted, filled.num_takes = step.posted, len(step.takes)
+            filled.compares_always = step.compares_always
             takes = ffi.new("KcclTake[]", [asdict(take) for take in step.takes])
             filled.takes = int(ffi.cast("uintptr_t", takes))
             return takes

@@ -126,6 +126,7 @@ class Step:
             MPI; else "".
         posted: Bytes that this rank posts for all ranks; None if ranks do not post in this step.
         takes: What the rank then takes from other ranks' postings.
+        compares_always: True if the ranks compare each call of a step of postings, not only some.
         messages: What the rank sends to other ranks and receives from them.
     """
 
@@ -146,6 +147,7 @@ class Step:
     between_nodes: str = ""
     posted: int | None = None
     takes: tuple[Take, ...] = ()
+    compares_always: bool = False
     messages: tuple[Message, ...] = ()
 
     @property
@@ -260,6 +262,7 @@ class Steps:
         op: str = "sum",
         peer: int,
         longest: int,
+        compares_always: bool = False,
     ) -> None:
         """Adds steps that post this rank's part of a call for all ranks, and take parts of others.
 
@@ -270,8 +273,11 @@ class Steps:
             takes: What this rank takes from others, into `target`.
             longest: Bytes of the longest part of all ranks. Each rank makes a step for each
                 POSTING_BYTES of it.
+            compares_always: Whether the ranks compare each call. Otherwise they do so in a step's
+                first call, in one of 32, and in each whose parts they take.
         """
-        call = Step(_like(collective).name, source, target, count, dtype=dtype, op=op, peer=peer)
+        made = Step(_like(collective).name, source, target, count, dtype=dtype, op=op, peer=peer)
+        call = replace(made, compares_always=compares_always)
         for begin in range(0, max(longest, 1), POSTING_BYTES):
             length = min(max(posted - begin, 0), POSTING_BYTES)
             pieces = tuple(filter(None, (take.within(begin, POSTING_BYTES) for take in takes)))
@@ -288,8 +294,8 @@ class Steps:
     ) -> None:
         """Adds a step in which this rank sends and receives messages.
 
-        Messages tell little of the call. So a step of post() comes first, in which the ranks
-        compare it.
+        Messages tell little of the call, so one of another call could be taken. A step of post()
+        comes first, in which the ranks compare each call (`compares_always`).
         """
         kernel = _like(collective).name
         self.steps.append(Step(kernel, source, target, 0, messages=tuple(messages)))

@@ -98,3 +98,49 @@ def test_calls_that_differ_are_an_error():
 
     told = kccl.run_threads(main, RANKS, timeout=20)
     assert all(told) and any("root 6" in each for each in told), told
+
+
+def test_no_rank_takes_a_part_of_another_scatter():
+    """A rank that is alone with its root sends its parts; the next call has that root."""
+
+    def main(comm):
+        x, y = np.ones(RANKS * LONG, np.int8), np.zeros(LONG, np.int8)
+
+        def scatter(root):
+            comm.scatter(x if comm.rank == root else None, out=y, root=root)
+
+        # Ranks always compare the first calls of an op.
+        scatter(1)
+        scatter(6)
+        try:
+            comm.barrier()
+            x[:] = 2
+            scatter(6 if comm.rank == 6 else 1)
+            x[:] = 3
+            scatter(6)
+        except kccl.Error as error:
+            return str(error)
+        return f"took {y[0]}"
+
+    told = kccl.run_threads(main, RANKS, timeout=20)
+    assert all("disagree" in each for each in told), told
+
+
+def test_no_rank_takes_the_sums_of_another_scan():
+    def main(comm):
+        x = np.ones(LONG, np.int8)
+
+        def scan(op):
+            return comm.scan(x, op=op, algorithm="scan_by_messages")
+
+        scan("sum")
+        scan("max")
+        try:
+            comm.barrier()
+            return f"took {scan('max' if comm.rank == 6 else 'sum')[0]}"
+        except kccl.Error as error:
+            return str(error)
+
+    # A lower rank needs nothing of rank 6.
+    told = kccl.run_threads(main, RANKS, timeout=20)
+    assert all("disagree" in each for each in told[6:]), told

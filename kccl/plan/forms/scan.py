@@ -96,7 +96,8 @@ def scan_by_messages(s: Steps, *, count: int, dtype: str, op: str, peer: int) ->
     """
     wide, kind = accumulator(dtype, op), kind_of(dtype, op)
     row, last = count * dtypes.of(wide).itemsize, s.grouping.world_size - 1
-    s.post("scan", count, 0, dtype=dtype, op=op, peer=peer, longest=0)
+    call: dict[str, Any] = {"dtype": dtype, "op": op, "peer": peer}
+    s.post("scan", count, 0, **call, longest=0, compares_always=True)
     own = widened(s, INPUT, count, dtype, wide)
     # If nothing is rounded or divided at the end, the sums are the result.
     is_result = not peer and wide == dtype and op != "avg"

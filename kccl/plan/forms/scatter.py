@@ -49,7 +49,7 @@ def scatter_posted(s: Steps, *, count: int, peer: int) -> None:
 
 def scatter_by_messages(s: Steps, *, count: int, peer: int) -> None:
     """Makes scatter's steps: the root sends each rank its chunk."""
-    s.post("scatter", count, 0, peer=peer, longest=0)
+    s.post("scatter", count, 0, peer=peer, longest=0, compares_always=True)
     if s.rank != peer:
         s.exchange("scatter", [Message(peer, 0, count, receives=True)])
         return
