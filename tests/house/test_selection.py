@@ -1,6 +1,5 @@
 """Which tests `make test` and `make test-all` run, and what may skip a test."""
 
-import gc
 import os
 import re
 import signal
@@ -262,8 +261,12 @@ def test_a_run_ends_with_its_folders_and_its_slowest_files():
     ]
 
 
-def test_the_garbage_collector_is_off_while_tests_are_collected_only():
-    assert gc.isenabled()
+def test_the_garbage_collector_is_off_while_tests_are_collected_only(told, tmp_path):
+    (tmp_path / "tests/test_some.py").write_text(
+        "import gc\n\nWAS_ON = gc.isenabled()\n\n"
+        "def test_some():\n    assert gc.isenabled() and not WAS_ON\n"
+    )
+    assert "1 passed" in told()
 
 
 def test_signals_work_though_who_started_the_tests_ignores_them(told, tmp_path):
