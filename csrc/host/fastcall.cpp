@@ -96,7 +96,7 @@ void warn_of_refusal(KcclHostContext* context, int rank) {
     PyObject* module = PyImport_ImportModule("kccl.backends.attach");
     PyObject* said = module == nullptr ? nullptr
                                        : PyObject_CallMethod(module, "warn", "iiii", rank, peer,
-                                                             context->pid[peer], error);
+                                                             context->refused_pid, error);
     Py_XDECREF(said);
     Py_XDECREF(module);
 }

@@ -82,18 +82,24 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
     return kccl_host_read_process(context->pid[peer], to, from, num_bytes);
 }
 
-int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
+int kccl_host_note_read(uint64_t idle_context, int peer, int pid, int error) {
     auto* context = reinterpret_cast<KcclHostContext*>(idle_context);
-    uint64_t word;
-    const int error =
-        kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
     // ESRCH says that the peer's process has ended, which is no refusal. A rank that waits for the
     // peer finds the end in kccl_host_idle().
     if (error != 0 && error != ESRCH && context->refused == 0) {
         context->refused = static_cast<uint32_t>(error);
         context->refused_peer = peer;
+        context->refused_pid = pid;
     }
     return error == 0;
+}
+
+int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
+    const auto* context = reinterpret_cast<KcclHostContext*>(idle_context);
+    uint64_t word;
+    const int error =
+        kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
+    return kccl_host_note_read(idle_context, peer, context->pid[peer], error);
 }
 
 uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,

@@ -67,11 +67,13 @@ class Memories {
         return kccl_host_read_process(routes_->pid[rank], to, from, num_bytes);
     }
 
-    // Tells whether this process may read the memory of `rank`.
+    // Tells whether this process may read the memory of `rank`. If not, notes it in the context, so
+    // that the user is warned.
     bool may_read(int rank) const {
         if (routes_ == nullptr) return kccl_host_may_read_peer(context(), rank) != 0;
         uint64_t word;
-        return read(rank, &word, routes_->probe[rank], sizeof(word)) == 0;
+        const int error = read(rank, &word, routes_->probe[rank], sizeof(word));
+        return kccl_host_note_read(context(), rank, routes_->pid[rank], error) != 0;
     }
 
     // Tells whether other processes can read these bytes of this rank: tries the first and the

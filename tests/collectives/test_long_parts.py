@@ -1,6 +1,8 @@
 """Long calls of more than 8 ranks whose parts are messages, by address and through the rings."""
 
+import subprocess
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -84,6 +86,36 @@ def test_a_root_that_does_not_come_is_named():
 
     told = kccl.run_threads(main, RANKS, timeout=60)
     assert any("scatter" in each and "peer 2" in each for each in told), told
+
+
+def test_a_process_that_forbids_reading_after_start_up_is_told():
+    """Its messages come through the ring. Here another process, without those bytes, stands for
+    it.
+    """
+    other = subprocess.Popen(["sleep", "60"])
+
+    def main(comm):
+        routes = comm.context.backend._routes.handle
+        if comm.rank == 1:
+            routes.pid[0], routes.probe[0] = other.pid, 1
+        x, y = np.repeat(np.arange(RANKS, dtype=np.int8), LONG), np.zeros(LONG, np.int8)
+        for _ in range(2):
+            comm.scatter(x if comm.rank == 0 else None, out=y, root=0)
+            assert (y == comm.rank).all()
+        return bool(routes.may_attach)
+
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            may_attach = all(kccl.run_threads(main, RANKS, timeout=20))
+    finally:
+        other.kill()
+        other.wait()
+    if not may_attach:
+        pytest.skip("processes may not read each other's memory here")
+    (text,) = (str(each.message) for each in told)
+    wanted = f"rank 1 may no longer read the memory of rank 0 (process {other.pid}): "
+    assert text.startswith(wanted), text
 
 
 def test_calls_that_differ_are_an_error():

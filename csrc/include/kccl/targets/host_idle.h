@@ -18,6 +18,10 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
 // not, records why.
 int kccl_host_may_read_peer(uint64_t idle_context, int peer);
 
+// Records the errno of a read from process `pid` of rank `peer`, as kccl_host_may_read_peer() does,
+// so that the user is warned. Returns whether there was no error.
+int kccl_host_note_read(uint64_t idle_context, int peer, int pid, int error);
+
 // Sends a message, and returns when its bytes may be reused; receives one. Both return early when
 // the communicator fails.
 void kccl_host_send(uint64_t idle_context, const void* in, uint64_t num_bytes, int peer, int tag);
