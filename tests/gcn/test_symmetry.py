@@ -36,8 +36,9 @@ BY_CONSTANT = {
 }
 # Lines of code that only one of the two targets has: in files of one target, and in their branches
 # of the files above. More is worth a look: it is what a run on one vendor's GPU does not show of
-# the other's. Numbers of 8, 6 and 4 bits take some 210 of NVIDIA's lines and 130 of AMD's.
-MOST_LINES = {"cuda": 680, "hip": 495}
+# the other's. Numbers of 8, 6 and 4 bits take some 210 of NVIDIA's lines and 130 of AMD's, sums of
+# experts that prefill keeps some 25 of each.
+MOST_LINES = {"cuda": 710, "hip": 520}
 
 
 def _device_sources():
