@@ -209,7 +209,8 @@ class PackedFile:
         if not is_kept:
             self._notices.append("packed weights are not kept: another start has begun a new file")
             return
-        size = f"{self._nbytes / 1e9:.1f} GB"
+        mb = self._nbytes / 1e6
+        size = f"{mb:.0f} MB" if mb < 1000 else f"{mb / 1000:.1f} GB"
         self._notices.append(f"packed weights are kept: {size} in {self._complete}")
 
     def close(self) -> None:
