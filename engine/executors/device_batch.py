@@ -76,8 +76,16 @@ class DeviceMember:
 
     def _there(self, token: Any) -> Any:
         number = self.task.number
-        while token.number != number or token.number_again != number:
+
+        def has_come() -> bool:
+            return bool(token.number == number and token.number_again == number)
+
+        while not has_come():
+            is_over = self.is_over
             self._batch.check()
+            # A round's tokens are there before it ends, so this one never comes.
+            if is_over and not has_come():
+                raise kccl.Error("the kernel has ended without a token that was due")
             time.sleep(self._look_s)
         return token
 
