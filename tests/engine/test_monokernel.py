@@ -223,8 +223,8 @@ BUGS = {
     ),
     "what has not come is not awaited again": (
         "watch.cuh",
-        "            missing = left;\n",
-        "            missing = 0;\n",
+        "kWeightsInRegisters) missing = left;\n",
+        "kWeightsInRegisters) missing = 0;\n",
     ),
     "no fence at the end of a token step": (
         "finish.cuh",
