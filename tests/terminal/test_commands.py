@@ -36,8 +36,9 @@ def commands():
         if words[:2] in (["kccl", "chat"], ["kccl", "serve"]) or words[:1] == ["curl"]:
             # They go on: tests/engine/serving.
             continue
-        if words[:2] == ["kccl", "quantize"]:
-            # It reads a folder of the reader's own: tests/engine/test_quantize.py.
+        if words[:2] in (["kccl", "quantize"], ["kccl", "drafts"]):
+            # They read a folder of the reader's own: test_quantize.py and test_ngrams.py in
+            # tests/engine.
             continue
         if words and words[0] != "make" and "cuda" not in words and "--baselines" not in words:
             yield words
