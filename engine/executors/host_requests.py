@@ -119,11 +119,14 @@ class HostMember:
             request, arrays: From request_of().
 
         Raises:
-            kccl.Error: No batch runs.
+            kccl.Error: No batch runs, or there is no memory for the logits of a request with a
+                grammar.
         """
         self._in_use, self._check, self._arrays = in_use, check, arrays
         with in_use() as engine:
             self._number = lib.kccl_engine_join(engine, request)
+        if self._number == -2:
+            raise kccl.Error("there is no memory for the logits of a request with a grammar")
         if self._number < 0:
             check()
             raise kccl.Error("the executor runs no batch that this request could join")

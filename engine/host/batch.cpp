@@ -40,6 +40,10 @@ int Batch::join(const KcclEngineRequest& request) {
     auto* const member = std::find_if(
         members_, last, [](const Member& each) { return each.state == Member::State::kFree; });
     if (!is_running_ || member == last) return -1;
+    if (request.is_masked != 0 && !member->logits) {
+        member->logits = zeros(uint64_t{kKcclEngineLogitColumns}, model_.vocab_size);
+        if (!member->logits) return -2;
+    }
     member->state = Member::State::kJoined;
     member->is_cancelled = member->waits_for_mask = member->is_done = false;
     member->num_tokens = member->num_taken = 0;

