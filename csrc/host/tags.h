@@ -7,8 +7,8 @@ namespace kccl::host {
 
 // The tag of a receive that takes a message with any tag of a caller's.
 constexpr int32_t kAnyTag = -1;
-// The tags of the messages of calls whose parts are messages (parts.inc, chain.inc) are this number
-// and those below it: one for each channel and kernel.
+// A collective may send its parts as messages (parts.inc, chain.inc). These messages have a tag for
+// each channel and kernel: this number, or one below it.
 constexpr int32_t kFirstTagOfParts = -2;
 
 constexpr int32_t tag_of_parts(int32_t channel, int32_t kernel) {

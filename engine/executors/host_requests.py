@@ -40,9 +40,10 @@ def fields_of_drafts(drafts: Drafts, table: Ngrams | None) -> dict[str, Any]:
     """Returns the fields of a KcclEngineRequest that say how drafts are made, without a drafter."""
     pace = HOST_PACE.packed if drafts.adapts else 0
     fields: dict[str, Any] = {"most_drafts": drafts.most, "draft_pace": pace}
-    # A draft must be right in about one of two cases to pay here. Of a table's drafts the first one
-    # of a pass nearly is, and the others are not (bench/LOG.md). So who leaves the number of drafts
-    # to the engine has none of them, and others have one.
+    # A draft saves time on the host if at least half of such drafts are accepted. The first draft
+    # that a table gives in a pass comes near that share, and later ones stay far below it
+    # (bench/LOG.md). So a pass takes one draft from the table, and none where the engine chooses
+    # the number of drafts.
     if table is not None and drafts.uses_ngrams and not drafts.adapts:
         fields["ngrams"] = table.at(table.words.ctypes.data, MOST_OF_TABLE)
     return fields
