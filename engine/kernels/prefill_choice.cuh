@@ -16,8 +16,8 @@ struct ChunkChoice {
     ExpertChoice<S> of[S::kChunk];
     // [expert][position]: which of the position's places the expert has, or kNoPlace.
     alignas(16) uint8_t places[S::kExperts][S::kChunk];
-    // For each expert, the positions that chose it, in ascending order. Expert e has num[e] of them,
-    // which begin at positions[first[e]].
+    // For each expert, the positions that chose it, in ascending order. Expert e has num[e] of
+    // them, which begin at positions[first[e]].
     uint16_t positions[S::kChunk * S::kPlaces];
     uint16_t first[S::kExperts];
     uint16_t num[S::kExperts];

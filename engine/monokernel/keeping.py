@@ -30,7 +30,7 @@ class Locating(Protocol):
 
     @property
     def target(self) -> list[str | int]:
-        """Returns for what the kernels are compiled."""
+        """Returns the target that the kernels are compiled for."""
 
 
 class Kept:
