@@ -120,8 +120,7 @@ class Engine(Closing, Measuring):
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
             weights: To what layers' matrices are rounded: "fp8", "int8", "int4" or "mxfp4"
-                (Checkpoint.as_weights()), the last on "host" only, and none on "hip"; None: to
-                nothing.
+                (Checkpoint.as_weights()); None: to nothing.
             tokenizer: Read the model's tokenizer. Without one, prompts are ids, and answers have no
                 text.
             drafts: The most tokens, 1 to 7, that are guessed from the ids so far and checked in one

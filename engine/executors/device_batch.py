@@ -9,7 +9,7 @@ tells the other ranks.
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -164,18 +164,14 @@ class BatchedDevice(DeviceExecutor):
                 "other requests would wait for its masks; with one slot it runs"
             )
         check_sampling(params)
-        given = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(params).items()
-        }
-        given["logit_bias"] = [list(pair) for pair in params.biases]
         look_s = _LOOK_S if self.device else _LOOK_AT_SIMULATOR_S
         with self._changed:
             if not self._is_batch or self._is_ending or self._batch_error is not None:
                 raise kccl.Error("the executor runs no batch that this request could join")
             taken = {each.number for each in self._members}
             number = next(i for i in range(len(self._seats.all)) if i not in taken)
-            order = {"number": number, "ids": ids, "params": given, "place": list(place)}
+            order = {"number": number, "ids": ids, "params": params.to_json()}
+            order["place"] = list(place)
             member = DeviceMember(self, number, order, look_s)
             self._waiting.append(member)
             self._members.append(member)
@@ -249,7 +245,7 @@ class BatchedDevice(DeviceExecutor):
                 joins = order["joins"]
                 params = [each.params for each in running]
                 if joins is not None:
-                    params.append(SamplingParams(**joins["params"]))
+                    params.append(SamplingParams.from_json(joins["params"]))
                 self._prepare_round(params)
                 if joins is not None:
                     running.append(self._admit(joins, params[-1]))

@@ -37,13 +37,7 @@ class KeptPanels(Closing):
         self._file: PackedFile | None = None
         if cache is None:
             return
-        facts = {
-            "config": repr(checkpoint.config),
-            "formats": {kind: each.name for kind, each in checkpoint.formats.items()},
-            "dtype": checkpoint.dtype,
-            "rounded": checkpoint.weights,
-            "target": ["host", identity(FILE)],
-        }
+        facts = {"target": ["host", identity(FILE)]}
         ends = np.cumsum([*sizes.values()]).tolist()
         self._memory = memory
         # Each op that has panels, and where these lie.
@@ -54,7 +48,7 @@ class KeptPanels(Closing):
         }
         self._sections = {op: number for number, op in enumerate(self._places)}
         sections = [sizes[op] for op in self._places]
-        self._file = cache.open(facts, rank, world_size, sections)
+        self._file = cache.open(checkpoint, facts, rank, world_size, sections)
 
     def load(self) -> set[int]:
         """Reads the panels that the file has. Returns the ops' indices."""

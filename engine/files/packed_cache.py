@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 
 import kccl
 
+from .checkpoint import Checkpoint
+
 CHUNK = 16 << 20
 """The bytes of a chunk. The last chunk of a section may have fewer."""
 _PAGE = mmap.PAGESIZE
@@ -78,17 +80,26 @@ class PackedCache:
         self._files = {file.name: identity(file) for file in sorted(files)}
 
     def open(
-        self, facts: Mapping[str, Any], rank: int, world_size: int, sizes: Sequence[int]
+        self,
+        checkpoint: Checkpoint,
+        facts: Mapping[str, Any],
+        rank: int,
+        world_size: int,
+        sizes: Sequence[int],
     ) -> "PackedFile":
         """Opens a rank's file, or begins one.
 
         Args:
-            facts: What packed weights depend on besides the model's files and the engine's code.
+            checkpoint: The model.
+            facts: What packed weights depend on besides the model, its files and the engine's code.
                 JSON must represent it.
             rank, world_size: The rank.
             sizes: The bytes of each section of the rank's weights.
         """
         known: dict[str, Any] = {"files": self._files, "code": _code(), "facts": facts}
+        known |= {"config": repr(checkpoint.config), "dtype": checkpoint.dtype}
+        known["formats"] = {kind: each.name for kind, each in checkpoint.formats.items()}
+        known["rounded"] = checkpoint.weights
         known |= {"sections": [*sizes], "rank": rank, "world_size": world_size}
         text = json.dumps(known, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ log.
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -139,6 +139,16 @@ class SamplingParams:
     def noise_seed(self) -> int:
         """Returns the seed. Returns 0 if it is None. Engine sets a seed wherever noise is drawn."""
         return 0 if self.seed is None else self.seed
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what JSON represents without a change, for from_json() on another rank."""
+        return {name: _with_lists(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "SamplingParams":
+        """Returns the parameters whose to_json() is given."""
+        grammar = given["grammar"]
+        return cls(**{**given, "grammar": None if grammar is None else Grammar(**grammar)})
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -288,6 +298,13 @@ def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Ar
         b, d = q & low, p & low
         k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
     return a, b, c, d
+
+
+def _with_lists(value: Any) -> Any:
+    """Converts tuples, and those in them, to lists."""
+    if isinstance(value, tuple):
+        return [_with_lists(each) for each in value]
+    return value
 
 
 def _listed(values: Any, convert: Callable[[Any], T | None]) -> tuple[T, ...] | None:

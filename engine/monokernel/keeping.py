@@ -60,17 +60,12 @@ class Kept:
         streams, of_blocks = np.split(found[:-1], [tuning.blocks + 1])
         self._arena = arena
         self._sections = sections_of(streams, of_blocks, int(found[-1]), program.config.num_layers)
-        formats = {kind: each.name for kind, each in checkpoint.formats.items()}
         facts = {
-            "config": repr(checkpoint.config),
-            "formats": formats,
-            "dtype": checkpoint.dtype,
-            "rounded": checkpoint.weights,
             "tuning": {name: x for name, x in asdict(tuning).items() if name not in _FREE},
             "target": where.target,
         }
         sizes = [sum(nbytes for _, nbytes in each) for each in self._sections]
-        self._file = cache.open(facts, comm.rank, comm.world_size, sizes)
+        self._file = cache.open(checkpoint, facts, comm.rank, comm.world_size, sizes)
 
     def load(self, weights: int) -> Iterator[int]:
         """Copies the layers that the file has to the packed weights at an address. Yields the

@@ -2,13 +2,12 @@
 
 from collections.abc import Generator, Hashable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..executors.batch import Batch, Seat
 from ..executors.cancellation import Cancellation
 from ..executors.runner import Runner
-from ..model.grammar import Grammar
 from ..model.sample import SamplingParams, alternatives, logprobs_of
 from ..text.pieces import Piece, StopText
 from ..text.tokenizer import Tokenizer
@@ -68,8 +67,8 @@ class Generate:
 
     def order(self) -> dict[str, Any]:
         """See Job."""
-        params = {name: _as_json(value) for name, value in asdict(self.params).items()}
-        return {"kind": "generate", "ids": self.ids, "params": params, "shown": list(self.shown)}
+        params, shown = self.params.to_json(), list(self.shown)
+        return {"kind": "generate", "ids": self.ids, "params": params, "shown": shown}
 
     def shares(self, batch: Batch) -> Hashable:
         """See Job."""
@@ -139,14 +138,5 @@ def job_of(order: dict[str, Any]) -> Job[Any]:
     """Makes the job that Job.order() has described."""
     if order["kind"] == "score":
         return Score(order["ids"], order["num_alternatives"])
-    params = dict(order["params"])
-    if params["grammar"] is not None:
-        params["grammar"] = Grammar(**params["grammar"])
-    return Generate(order["ids"], SamplingParams(**params), tuple(order["shown"]))
-
-
-def _as_json(value: Any) -> Any:
-    """Converts the tuples in a field of SamplingParams to lists."""
-    if isinstance(value, tuple):
-        return [_as_json(each) for each in value]
-    return value
+    params = SamplingParams.from_json(order["params"])
+    return Generate(order["ids"], params, tuple(order["shown"]))
