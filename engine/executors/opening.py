@@ -78,14 +78,14 @@ class Backend(NamedTuple):
 
 
 def rounding(checkpoint: Checkpoint) -> list[str]:
-    """Returns notices for the user: those of the files, and one for weights that are not used as
+    """Returns notices for the user: those of the files, and those for weights that are not used as
     they are stored.
     """
     notices = [*checkpoint.notices, *checkpoint.fewer_bits]
     if checkpoint.rounded:
         stored = ", ".join(checkpoint.rounded)
         notices.append(f"weights are rounded from {stored} to {checkpoint.dtype}")
-        notices += checkpoint.expanded
+    notices += checkpoint.expanded
     return notices
 
 

@@ -165,8 +165,8 @@ class Checkpoint(Closing):
 
     @property
     def expanded(self) -> tuple[str, ...]:
-        """Returns sentences that say which formats of blocks as_stored() does not keep but converts
-        to `dtype`, and why. Returns none if it keeps no formats.
+        """Returns sentences that say which formats of blocks as_stored() does not keep, but expands
+        to other blocks, or converts to `dtype`, and why. Returns none if it keeps no formats.
         """
         given = {name: self.format_of(name) for name in self._stored}
         source = self._opened()

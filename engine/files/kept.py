@@ -73,18 +73,24 @@ def kept_formats(
 
 
 def _whole(in_file: Format, columns: int, keeps: Collection[str]) -> list[Format]:
-    """Returns a format of a file, or its quarters, if it is kept and lanes have whole blocks."""
-    forms = (in_file, in_file.cut) if in_file.name in keeps else ()
+    """Returns the formats that the host keeps of a file's format, or to which it expands that, if
+    lanes have whole blocks.
+    """
+    kept = [each for each in (in_file, *in_file.forms) if each.name in keeps]
+    forms = [form for each in kept for form in (each, each.cut)]
     return [each for each in forms if each and columns % each.block == 0]
 
 
 def _kept_forms(in_file: Format, keeps: Collection[str], kind: str) -> list[Format]:
     """Returns the formats in which the monokernel's ops of a kind, or the host's, keep a format of
-    a file. Those of formats/nested.py are not tested with experts, which get none of them.
+    a file, or to which they expand it. Those of formats/nested.py are not tested with experts,
+    which get none of them.
     """
-    forms = [in_file, in_file.cut] if in_file.name in keeps else []
-    if not KINDS[kind].has_experts:
-        forms += [each for each in forms_of(in_file) if each.name in keeps]
+    forms: list[Format | None] = []
+    for form in (in_file, *in_file.forms):
+        forms += [form, form.cut] if form.name in keeps else []
+        if not KINDS[kind].has_experts:
+            forms += [each for each in forms_of(form) if each.name in keeps]
     return [each for each in forms if each]
 
 
@@ -114,10 +120,12 @@ def shown_format(stored: Format) -> str:
 
 
 def holds(given: Format, stored: Format) -> bool:
-    """Tells whether a format holds all numbers of a stored one: it is that format, or its quarters,
-    or one to which the monokernel's blocks are converted.
+    """Tells whether a format holds the numbers of a stored one: it is that format, or its quarters,
+    or one to which the monokernel's blocks are converted, or one to which the format is expanded.
     """
-    return given.in_files == stored.in_files or given in forms_of(stored)
+    if given.in_files == stored.in_files or given in forms_of(stored):
+        return True
+    return stored.form_of(given) is not None
 
 
 def _may_differ(
@@ -141,8 +149,8 @@ def expanded(
     in_file: Mapping[str, str],
     keeps: Collection[str],
 ) -> tuple[str, ...]:
-    """Returns sentences that say which formats of blocks are converted to 16 bits, and why. Returns
-    none if `keeps` is empty.
+    """Returns sentences that say which formats of blocks are expanded to others, and what that
+    rounds, and which are converted to 16 bits, and why. Returns none if `keeps` is empty.
 
     Args:
         stored, shapes, keeps: As in kept_formats().
@@ -155,18 +163,20 @@ def expanded(
         of_ops.setdefault(op_of(name), set()).add(each)
     named: dict[str, list[str]] = {}
     for name, each in stored.items() if keeps else ():
+        if form := each.form_of(given[name]):
+            rounding = each.rounding(form) or "without rounding"
+            told = f"{shown_format(each)} is read as {shown_format(form)}, {rounding}"
+            named.setdefault(told, []).append(in_file[name])
+            continue
         if each.block == 1 or holds(given[name], each):
             continue
         forms = _kept_forms(each, keeps, op_of(name)[1])
-        is_never = not forms and all(form.name not in keeps for form in forms_of(each))
-        # Only the host executor multiplies this format. That another executor converts it is no
+        # The host executor multiplies this format. That another executor always converts it is no
         # reason for a notice.
-        if is_never and each.is_on_host:
+        if not forms and all(form.name not in keeps for form in forms_of(each)):
             continue
         columns = shapes[name][-1]
-        if is_never:
-            why = "the engine does not multiply it as it is stored"
-        elif not forms:
+        if not forms:
             why = "on GPUs it is not multiplied in experts"
         elif columns % (block := min(form.block for form in forms)):
             why = f"a lane's {columns} columns are no whole blocks of {block}"

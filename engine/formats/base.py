@@ -39,6 +39,8 @@ class Format(ABC):
         cut: The format of those tensors whose lanes end within a block; None: they are rounded.
         has_zeros: Whether a block of a format with scales has a zero point for each scale.
         has_minimums: Whether columns of a block have a minimum, which is subtracted.
+        forms: The formats that a tensor may become while it is read, if no executor multiplies it
+            as it is stored: formats/expanded.py.
         is_on_host: Whether queries, keys and values may have several formats, this one among
             them, and layers different ones, as the host executor has them. If the monokernel does
             not multiply the format, it has one more file: host/formats/NAME.h.
@@ -56,6 +58,7 @@ class Format(ABC):
     has_minimums: bool = False
     is_on_host: bool = False
     cut: "Format | None" = None
+    forms: "tuple[Format, ...]" = ()
 
     @abstractmethod
     def to_float32(self, words: NDArray[Any]) -> NDArray[np.float32]:
@@ -83,6 +86,20 @@ class Format(ABC):
         them.
         """
         return Stored(self, self.from_values(stored.values()))
+
+    def form_of(self, given: "Format") -> "Format | None":
+        """Returns the one of `forms` to which a format belongs that a tensor is given in. None: it
+        belongs to none.
+        """
+        return None
+
+    def rounding(self, form: "Format") -> str:
+        """Returns words that say what is rounded in one of `forms`; "" if nothing is."""
+        return ""
+
+    def expanded(self, stored: "Stored", form: "Format") -> "Stored":
+        """Returns a tensor of this format in one of `forms`."""
+        raise NotImplementedError(f"{self.name} is not expanded")
 
     def is_finite(self, words: NDArray[Any]) -> bool:
         """Tells whether no number is an infinity or NaN."""
@@ -177,4 +194,7 @@ class Stored:
         """Rounds the numbers to the nearest that another format has."""
         if other is self.format:
             return self
+        form = self.format.form_of(other)
+        if form is not None:
+            return self.format.expanded(self, form).turned_into(other)
         return other.from_stored(self)

@@ -150,12 +150,24 @@ class Signed(Blocks256):
         scale, small, factor = _integers(np.abs(groups).max(axis=2) / 31, 127)
         by_scale = groups / np.where(scale > 0, scale, 1)[..., None]
         integers = (np.clip(np.rint(by_scale), -32, 31) + 32).astype(np.uint8)
-        fours = integers.reshape(len(blocks), 2, 4, 32)
+        return self.joined(factor, small, integers)
+
+    def joined(
+        self, factors: NDArray[np.uint8], scales: NDArray[Any], integers: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """Returns the words of blocks.
+
+        Args:
+            factors: The bytes of the FP16 factors [blocks, 2].
+            scales: Integers of 8 bits [blocks, 16].
+            integers: 32 larger than what they mean, whole blocks of 256.
+        """
+        fours = integers.reshape(len(factors), 2, 4, 32)
         lower = fours[:, :, :2] & 15 | fours[:, :, 2:] << 4
         shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
         upper = np.bitwise_or.reduce(fours >> 4 << shifts, axis=2)
-        parts = [each.reshape(len(blocks), -1) for each in (lower, upper, small, factor)]
-        return np.concatenate(parts, axis=1)
+        parts = (lower, upper, scales.view(np.uint8), factors)
+        return np.concatenate([each.reshape(len(factors), -1) for each in parts], axis=1)
 
     def unpacked(self, blocks: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """See Blocks256."""

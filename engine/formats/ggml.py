@@ -55,8 +55,3 @@ class Ggml(Format):
                 dequantised = self.to_float32(some)
                 values[start : start + dequantised.size] = dequantised
         return values.reshape(*words.shape[:-1], -1)
-
-
-_EXPANDED = ("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-EXPANDED = tuple(map(Ggml, (*_EXPANDED, "IQ4_NL", "IQ4_XS")))
-"""The formats that no executor multiplies as they are stored: they are converted to 16 bits."""

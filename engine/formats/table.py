@@ -3,9 +3,10 @@
 from .base import Format, Plain
 from .bfloat16 import BFLOAT16
 from .e4m3 import E4M3
+from .expanded import EXPANDED
 from .float16 import FLOAT16
 from .float32 import FLOAT32
-from .ggml import EXPANDED, Ggml
+from .ggml import Ggml
 from .int4 import INT4, INT4_ZEROS
 from .int8 import INT8, INT8_ZEROS
 from .mxfp4 import MXFP4

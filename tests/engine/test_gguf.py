@@ -218,8 +218,8 @@ def test_rope_of_a_file(tmp_path):
     assert rope.scaling == TableScaling((1.0, 8.0))
 
 
-def tq1_0(shape):
-    return np.zeros((shape[0], shape[1] // 256 * 54), np.uint8), gguf.GGMLQuantizationType.TQ1_0
+def q8_k(shape):
+    return np.zeros((shape[0], shape[1] // 256 * 292), np.uint8), gguf.GGMLQuantizationType.Q8_K
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def tq1_0(shape):
             r"attn_q\.weight has shape \[16, 8\], must have \[16, 16\]",
         ),
         (
-            {"tensors": {"blk.0.attn_k.weight": tq1_0((128, 256))}, **WIDE},
-            "blk.0.attn_k.weight has quantisation TQ1_0, must be one of F32, F16, BF16, Q8_0",
+            {"tensors": {"blk.0.attn_k.weight": q8_k((128, 256))}, **WIDE},
+            "blk.0.attn_k.weight has quantisation Q8_K, must be one of F32, F16, BF16, Q8_0",
         ),
         (
             {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},

@@ -206,20 +206,6 @@ def test_matrices_that_share_a_panel_have_one_format():
         assert all(each.is_within(None) for each in Diff(checkpoint, engine, IDS[:3]).all())
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "IQ4_XS"])
-def test_other_blocks_become_16_bits_and_a_notice_says_so(tmp_path, name):
-    code = gguf.GGMLQuantizationType[name]
-    blocks = np.zeros((128, gguf.GGML_QUANT_SIZES[code][1]), np.uint8)
-    path = tmp_path / "m.gguf"
-    write_gguf(path, tensors={"blk.0.attn_k.weight": (blocks, code)}, **WIDE)
-    with Engine(path, tokenizer=False) as engine:
-        assert engine.notices == (
-            f"weights are rounded from F32, {name} to bfloat16",
-            f"{name} takes 16 bits a weight: the engine does not multiply it as it is stored, as "
-            "in blk.0.attn_k.weight",
-        )
-
-
 @pytest.mark.long
 def test_the_monokernel_turns_others_into_a_dtype():
     checkpoint = stored_in("nvfp4_32", vocab_size=64, num_layers=1, hidden=32)
