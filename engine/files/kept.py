@@ -84,14 +84,16 @@ def _whole(in_file: Format, columns: int, keeps: Collection[str]) -> list[Format
 def _kept_forms(in_file: Format, keeps: Collection[str], kind: str) -> list[Format]:
     """Returns the formats in which the monokernel's ops of a kind, or the host's, keep a format of
     a file, or to which they expand it. Those of formats/nested.py are not tested with experts,
-    which get none of them.
+    which get none of them. They are slower than others, and so come last, but before any that
+    rounds.
     """
     forms: list[Format | None] = []
     for form in (in_file, *in_file.forms):
         forms += [form, form.cut] if form.name in keeps else []
         if not KINDS[kind].has_experts:
             forms += [each for each in forms_of(form) if each.name in keeps]
-    return [each for each in forms if each]
+    found = [each for each in forms if each]
+    return sorted(found, key=lambda each: each.has_minimums or bool(in_file.rounding(each)))
 
 
 def _formats_alike(

@@ -27,6 +27,7 @@ SHAPE = {"hidden": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 128, 
 SHAPE |= {"vocab": 304}
 # The first and the second layer. Gate and up are one product, which has one form.
 KINDS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+PRODUCTS = ("qkv", "out", "gate_up", "down")
 LAYERS = (
     ("IQ1_S", "IQ2_S", "IQ3_S", "Q3_K", "Q2_K", "IQ2_XS", "IQ4_XS"),
     ("IQ1_M", "IQ2_XXS", "IQ4_NL", "TQ1_0", "IQ3_XXS", "IQ1_S", "TQ2_0"),
@@ -161,29 +162,26 @@ def test_host_and_reference_agree_on_a_model_of_all_types(tmp_path):
 
 
 # Files as llama.cpp mixes types: types of kinds of matrices, types of the second layer's that
-# differ, and the forms of products on GPUs. A lane has 128 columns of ffn_down.
+# differ, and the forms of qkv, out, gate_up and down on GPUs. A lane has 128 columns of ffn_down.
 MIXED = {
     "Q3_K_M": (
         dict.fromkeys(KINDS, "Q3_K") | {"attn_output": "Q4_K"},
         {"attn_v": "Q5_K", "ffn_down": "Q5_K"},
-        {
-            "qkv": "nested6_256",
-            "out": "nested4_256",
-            "gate_up": "nested6_256",
-            "down": "nested6_64",
-        },
+        ["nested6_256", "nested4_256", "int8_32", "nested6_64"],
     ),
     "Q2_K": (
         dict.fromkeys(KINDS, "Q2_K") | dict.fromkeys(("attn_v", "attn_output"), "Q3_K"),
         {},
-        dict.fromkeys(("qkv", "gate_up", "down"), "int8_32") | {"out": "nested6_256"},
+        ["int8_32"] * 4,
     ),
     "IQ3_XXS": (
         dict.fromkeys(KINDS, "IQ3_XXS") | {"attn_output": "IQ3_S"},
         {"ffn_down": "Q4_K"},
-        {"qkv": "int8_32", "out": "nested6_256", "gate_up": "int8_32", "down": "nested6_64"},
+        ["int8_32", "int8_32", "int8_32", "nested6_64"],
     ),
-    "TQ1_0": (dict.fromkeys(KINDS, "TQ1_0"), {}, dict.fromkeys(("qkv", "down"), "q4_0")),
+    # Integers of 8 bits would round it.
+    "IQ1_M": (dict.fromkeys(KINDS, "IQ1_M"), {}, [*["nested6_256"] * 3, "nested6_64"]),
+    "TQ1_0": (dict.fromkeys(KINDS, "TQ1_0"), {}, ["q4_0"] * 4),
 }
 
 
@@ -196,7 +194,7 @@ def test_a_product_has_one_form_on_gpus(tmp_path, which):
     write(path, types)
     with open_checkpoint(path) as checkpoint:
         read = read_for(checkpoint, "cuda", None)
-        assert {kind: read.formats[kind].name for kind in forms} == forms
+        assert [read.formats[kind].name for kind in PRODUCTS] == forms
         assert not any("16 bits" in each for each in rounding(read))
         if which == "Q3_K_M":
             host = read_for(checkpoint, "host", None)
@@ -219,12 +217,12 @@ def test_experts_in_q3_k_become_8_bits_on_gpus():
 @pytest.mark.takes(36)
 def test_the_simulator_gives_the_references_tokens(tmp_path):
     """With all forms on GPUs of these types."""
-    kinds = dict.fromkeys(KINDS[:3], "IQ4_XS") | {"attn_output": "Q3_K", "ffn_down": "TQ1_0"}
+    kinds = dict.fromkeys(KINDS[:3], "Q3_K") | {"attn_output": "IQ1_M", "ffn_down": "TQ1_0"}
     kinds |= dict.fromkeys(("ffn_gate", "ffn_up"), "IQ4_NL")
     write(tmp_path / "m.gguf", {f"blk.0.{kind}": each for kind, each in kinds.items()}, layers=1)
     with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
         read = read_for(checkpoint, "sim", None)
-        forms = [read.formats[kind].name for kind in ("qkv", "out", "gate_up", "down")]
+        forms = [read.formats[kind].name for kind in PRODUCTS]
         assert forms == ["int8_32", "nested6_256", "q8_0", "q4_0"]
         reference, asked = Reference(read), SamplingParams(max_tokens=2)
         tokens = [token for token, _ in reference.generate(IDS[:2], asked)]
