@@ -23,13 +23,11 @@ from ..formats.table import DTYPES, IN_FILES, MULTIPLIED, ON_HOST
 from ..model.config import is_vector
 from ..text.tokenizer import Tokenizer
 from .defaults import Defaults
-from .drawn import Drawn
 from .gguf import GgufSource
 from .hf import FolderSource
 from .kept import expanded, holds, kept_formats, op_of, shown_format
-from .pairs import Pairs
 from .rounded import is_rounded, rounded_formats, what_is_rounded
-from .source import CUT_AXIS, Source
+from .source import CUT_AXIS, Made, Source
 
 # read() reads about this many elements at a time if it needs only some columns of a matrix, because
 # it must read whole rows.
@@ -270,7 +268,7 @@ class Checkpoint(Closing):
             found[:, start:stop] = read[:, lanes.start : lanes.stop].transpose(1, 0, 2)
         return Stored(given, found)
 
-    def drawn(self, name: str) -> Drawn | Pairs | None:
+    def drawn(self, name: str) -> Made | None:
         """Returns how a device makes a matrix's words (Source.drawn()), or None."""
         source = self._opened()
         return None if self.weights or is_vector(name) else source.drawn(source.names[name])

@@ -11,10 +11,14 @@ import kccl
 
 from ..base.fields import Fields
 from ..formats.base import Stored
+from ..formats.blocks32 import Blocks32
+from ..formats.blocks256 import Blocks256
 from ..formats.mxfp4 import MXFP4
+from ..formats.table import OF_GGUF
 from ..model.config import ModelConfig, lanes_for
 from ..model.ops import BIASES, KINDS
 from ..text.tokenizer import Tokenizer
+from .blocks import Blocks
 from .defaults import Defaults, defaults_of_gguf
 from .gguf_experts import MIXTURES, OF_EXPERT, experts, parts_of, read_part
 from .gguf_parts import GgufParts
@@ -209,6 +213,12 @@ class GgufSource(Source):
         if name in self._parts:
             return read_part(self._file, self._parts[name], start, stop)
         return self._file.read(name, start, stop)
+
+    def drawn(self, name: str) -> Blocks | None:
+        stored = OF_GGUF[self.dtypes[name]]
+        if not isinstance(stored, Blocks32 | Blocks256):
+            return None
+        return Blocks(lambda start, stop: self.read(name, start, stop).words, stored)
 
     def tokenizer(self) -> Tokenizer:
         from ..text.tokenizer_gguf import from_gguf

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..formats.base import Stored
 from ..model.config import ModelConfig
 from ..text.tokenizer import Tokenizer
+from .blocks import Blocks
 from .defaults import Defaults
 from .drawn import Drawn
 from .pairs import Pairs
@@ -15,6 +16,10 @@ CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3", "sinks"), 0)
 """Tensor within the layer -> the axis along which it is divided among lanes, in files that store
 all lanes as one matrix or vector."""
+
+
+Made = Drawn | Pairs | Blocks
+"""How a device makes a tensor's words: it draws random numbers, or converts pairs or blocks."""
 
 
 class Source(ABC):
@@ -65,10 +70,8 @@ class Source(ABC):
         stored format, in new memory.
         """
 
-    def drawn(self, name: str) -> Drawn | Pairs | None:
-        """Returns how a device makes a tensor's words: it draws random numbers, or converts pairs.
-        None: they have to be read.
-        """
+    def drawn(self, name: str) -> Made | None:
+        """Returns how a device makes a tensor's words. None: they have to be read."""
         return None
 
     @abstractmethod

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import kccl
 
 from ..base.core import as_argument
+from ..formats.base import Format
+from ..formats.nested import Nested
 from .layout import TILE
 from .loading import Sizes
+from .made import DrawnProduct, NestedPart, PairedProduct
 from .shape import Tuning
 from .source import KERNELS
-from .weights import DrawnProduct, PairedProduct
 
 # How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
@@ -33,6 +35,27 @@ KCCL_KERNEL void pair(uint8_t* out, const uint8_t* pairs, const uint8_t* scales,
 }}
 """
 """The source of a kernel that converts products from Hugging Face's layout of MXFP4."""
+
+
+def nest_source(stored: Format, form: Format) -> tuple[str, str]:
+    """Returns the source and the name of a kernel that converts rows from a format of GGUF to one
+    of formats/nested.py.
+    """
+    name = f"nest_{stored.name}_{form.name}"
+    types = (
+        f"kccl::decode::File{stored.in_files.replace('_', '')}, "
+        f"kccl::decode::{form.family.title()}<{form.block}, 2>"
+    )
+    text = f"""
+#include "nest.cuh"
+KCCL_KERNEL void {name}(uint8_t* out, const uint8_t* blocks, uint64_t rows, uint64_t columns,
+                        uint64_t first, uint64_t group, uint64_t stride, uint64_t offset,
+                        uint64_t head) {{
+    kccl::decode::nest<{types}>(
+        out, blocks, rows, columns, first, {{group, stride, offset, head}});
+}}
+"""
+    return text, name
 
 
 class Compiled(NamedTuple):
@@ -135,6 +158,8 @@ class Grids:
         self._comm = comm
         self._drawer: Any = None
         self._pairer: Any = None
+        # Source and name of a kernel that converts blocks -> the kernel.
+        self._nesters: dict[tuple[str, str], Any] = {}
         # Kernels only wait with this DeviceComm, and send nothing through its buffers. So the
         # smallest buffers are enough.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
@@ -176,6 +201,18 @@ class Grids:
         numbers = (to, pairs, pairs + product.pairs.nbytes, *product[2:])
         kernel = self._pairer.kernel("pair")
         self._launcher.launch(kernel, *numbers, grid=self._tuning.blocks, warps=_PACKERS)
+
+    def nest(self, to: int, blocks: int, form: Nested, part: NestedPart) -> None:
+        """Converts rows of a product from blocks at an address, and returns when the kernel has
+        ended.
+        """
+        key = text, name = nest_source(part.format, form)
+        if key not in self._nesters:
+            self._nesters[key] = self._launcher.compile(text, [name]).kernel(name)
+        numbers = (to, blocks, len(part.blocks), *part[2:])
+        kernel = self._nesters[key]
+        self._launcher.launch(kernel, *numbers, grid=self._tuning.blocks, warps=_PACKERS)
+        self._launcher.wait()
 
     def copy_cache(self, to: int, source: int, num: int) -> None:
         """Copies the first `num` positions between two slots of the KV cache."""

@@ -16,12 +16,14 @@ from ..base.ahead import ahead
 from ..base.core import ffi
 from ..files.checkpoint import Checkpoint
 from ..files.vectors import norms_of
-from ..model.ops import KINDS
+from ..formats.nested import Nested
+from ..model.ops import KINDS, products_in
 from ..model.program import Program
 from ..model.rotations import Rotations
 from . import layout, weights
 from .choices import Choices
 from .keeping import Kept
+from .made import BLOCKS_BYTES, DrawnProduct, Maker, NestedProduct, PairedProduct
 from .memory import Arena
 from .outputs import Slots
 from .task import MAILBOX_BYTES, TOKEN_BYTES, layers, mailbox_at, new_task, tokens_at
@@ -105,7 +107,7 @@ def load(
     progress: weights.Progress,
     slots: int = 1,
     columns: int = 1,
-    maker: weights.Maker | None = None,
+    maker: Maker | None = None,
     kept: Kept | None = None,
 ) -> Loaded:
     """Packs a rank's weights and allocates its memory. Collective.
@@ -147,8 +149,11 @@ def load(
                 "smaller context, or fewer prefixes"
             ) from error
         task.weights = arena.allocate(weights_bytes)
-        _fill(checkpoint, program, comm, arena, task.weights, pack, progress, maker, kept)
-    task.embedding = arena.place(weights.embedding(checkpoint, program))
+        writer = _Writer(program, comm.world_size, arena, maker)
+        _fill(checkpoint, program, comm, arena, task.weights, pack, progress, writer, kept)
+    row_bytes = program.format_of("embed").bytes_of(c.hidden)
+    task.embedding = arena.allocate(c.vocab_size * row_bytes)
+    writer.write(task.embedding, weights.embedding(checkpoint, program, makes=writer.makes))
     norms = norms_of(checkpoint, program)
     # The experts' products multiply the vector that the router has had.
     with_norms = [op for op in program.ops if not KINDS[op.kind].has_experts]
@@ -193,6 +198,43 @@ def load(
     )
 
 
+class _Writer:
+    """Brings matrices into a rank's memory in their stored format. Its device makes some of them.
+
+    Attributes:
+        makes: Whether the device makes any.
+    """
+
+    def __init__(
+        self, program: Program, world_size: int, arena: Arena, maker: Maker | None
+    ) -> None:
+        """Allocates memory for what the device makes matrices of. Collective."""
+        self._arena, self._maker, self.makes = arena, maker, maker is not None
+        # A block has as many bytes in both layouts of MXFP4.
+        most = layout.most_bytes(program, world_size, of_experts=True)
+        kinds = ("embed", *products_in(program.config))
+        if self.makes and any(isinstance(program.format_of(kind), Nested) for kind in kinds):
+            most = max(most, BLOCKS_BYTES)
+        self._from = arena.allocate(most) if most else 0
+
+    def write(self, to: int, matrix: weights.Matrix) -> None:
+        """Writes a matrix to an address. The kernel that packs it may be launched then."""
+        if isinstance(matrix, np.ndarray):
+            return self._arena.write(to, matrix)
+        assert self._maker is not None
+        match matrix:
+            case DrawnProduct():
+                self._maker.draw(to, matrix)
+            case PairedProduct():
+                self._arena.write(self._from, matrix.pairs)
+                self._arena.write(self._from + matrix.pairs.nbytes, matrix.scales)
+                self._maker.pair(to, self._from, matrix)
+            case NestedProduct():
+                for part in matrix.parts:
+                    self._arena.write(self._from, part.blocks)
+                    self._maker.nest(to, self._from, matrix.format, part)
+
+
 def _fill(
     checkpoint: Checkpoint,
     program: Program,
@@ -201,36 +243,24 @@ def _fill(
     to: int,
     pack: Callable[[int, int, int, int, int], None],
     progress: weights.Progress,
-    maker: weights.Maker | None,
+    writer: _Writer,
     kept: Kept | None,
 ) -> None:
     """Fills the memory at address `to` with a rank's packed weights: with those that are kept, then
     with the others, which it packs and keeps. The other arguments are those of load(). Collective.
     """
     staging = arena.allocate(layout.most_bytes(program, comm.world_size))
-    # A block has as many bytes in both layouts.
-    most = layout.most_bytes(program, comm.world_size, of_experts=True)
-    pairs = arena.allocate(most) if most else 0
     pieces = layout.pieces(program, comm.rank, comm.world_size)
     of_layers = {layer: [*some] for layer, some in groupby(pieces, attrgetter("layer"))}
     for layer in kept.load(to) if kept is not None else ():
         progress(sum(piece.product.nbytes for piece in of_layers.pop(layer)))
     left = [piece for some in of_layers.values() for piece in some]
-    calls = weights.matrices(checkpoint, program, left, draws=maker is not None)
+    calls = weights.matrices(checkpoint, program, left, makes=writer.makes)
     threads = max(1, min(_MOST_READERS, len(os.sched_getaffinity(0)) // comm.world_size))
     with closing(ahead(calls, threads, _MOST_AHEAD)) as matrices:
         for piece in left:
             matrix = next(matrices)
-            if isinstance(matrix, weights.DrawnProduct):
-                assert maker is not None
-                maker.draw(staging, matrix)
-            elif isinstance(matrix, weights.PairedProduct):
-                assert maker is not None
-                arena.write(pairs, matrix.pairs)
-                arena.write(pairs + matrix.pairs.nbytes, matrix.scales)
-                maker.pair(staging, pairs, matrix)
-            else:
-                arena.write(staging, matrix)
+            writer.write(staging, matrix)
             # The threads may read another one into its memory while this one is packed.
             del matrix
             pack(to, staging, piece.number, piece.layer, piece.group)

@@ -2,79 +2,41 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.parts import in_parts
 from ..files.checkpoint import Checkpoint
-from ..files.drawn import Drawn
-from ..files.pairs import Pairs
 from ..files.source import CUT_AXIS
-from ..formats.mxfp4 import MXFP4, SAFE
 from ..model.ops import KINDS, Place, Rows
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
 from .layout import TILE, Piece
+from .made import (
+    HALF,
+    DrawnProduct,
+    NestedProduct,
+    PairedProduct,
+    drawn,
+    nested,
+    nested_rows,
+    paired,
+)
 
-# The rows that a tile has of each of two matrices: first of the gate, then of "up".
-_HALF = TILE // 2
 _ROWS_AT_ONCE = 4096
 
 Progress = Callable[[int], None]
 """A function that is called with the number of bytes packed since its last call."""
 
 
-class DrawnProduct(NamedTuple):
-    """An expert's product that the device draws: what kernels/draw.cuh takes.
-
-    Attributes:
-        nbytes: The bytes of the product.
-        rows, lanes, blocks, first, keys, scales, has_two: See there.
-    """
-
-    nbytes: int
-    rows: int
-    lanes: int
-    blocks: int
-    first: int
-    keys: int
-    scales: int
-    has_two: int
-
-
-class PairedProduct(NamedTuple):
-    """An expert's product that the device converts: what kernels/pair.cuh takes.
-
-    Attributes:
-        pairs, scales, rows, lanes, blocks, has_two: See there.
-    """
-
-    pairs: NDArray[Any]
-    scales: NDArray[Any]
-    rows: int
-    lanes: int
-    blocks: int
-    has_two: int
-
-
-Matrix = NDArray[Any] | DrawnProduct | PairedProduct
+Matrix = NDArray[Any] | DrawnProduct | PairedProduct | NestedProduct
 """A matrix in its stored format, [rows, words of a row], or what the device needs to make it."""
 
 
-class Maker(Protocol):
-    """What makes products on a device."""
-
-    def draw(self, to: int, product: DrawnProduct) -> None:
-        """Draws a product at an address."""
-
-    def pair(self, to: int, pairs: int, product: PairedProduct) -> None:
-        """Converts a product to an address. At the address `pairs` lie its pairs, then scales."""
-
-
 def matrices(
-    checkpoint: Checkpoint, program: Program, some: Iterable[Piece], *, draws: bool = False
+    checkpoint: Checkpoint, program: Program, some: Iterable[Piece], *, makes: bool = False
 ) -> Iterator[tuple[Callable[[], Matrix], int]]:
     """Yields for each piece a function that reads the matrix, and the bytes of the matrix. Several
     threads may call such functions at the same time.
@@ -85,91 +47,59 @@ def matrices(
     Args:
         checkpoint, program: The model.
         some: The pieces: some of those of pieces() for a rank, in their order.
-        draws: Whether the device makes experts, if their words can be drawn or converted.
+        makes: Whether the device makes products whose words can be drawn or converted.
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
     op: Op | None = None
     products: tuple[tuple[str, ...], ...] = ()
     for piece in some:
-        kind, read = KINDS[piece.product.kind], partial(_read_head, checkpoint, program, piece)
+        kind, read = (
+            KINDS[piece.product.kind],
+            partial(_read_head, checkpoint, program, piece, makes),
+        )
         if kind.place is Place.LAYER:
             if op is None or (op.layer, op.kind) != (piece.layer, kind.name):
                 op = program.by_name[f"layers.{piece.layer}.{kind.name}"]
                 products = op.products()
             names = products[piece.group if kind.has_experts else 0]
-            of_draws = draws and kind.has_experts
-            read = partial(_read_or_draw, checkpoint, op, names, piece, order, of_draws)
+            read = partial(_read_or_make, checkpoint, op, names, piece, order, makes)
         yield read, piece.product.nbytes
 
 
-def _read_or_draw(
+def _read_or_make(
     checkpoint: Checkpoint,
     op: Op,
     names: Sequence[str],
     piece: Piece,
     order: NDArray[np.intp],
-    draws: bool,
+    makes: bool,
 ) -> Matrix:
     made: Matrix | None = None
-    if draws:
-        made = _drawn(checkpoint, names, piece) or _paired(checkpoint, names, piece)
-    if made is not None:
-        return made
-    return _read_product(checkpoint, op, names, piece, order)
+    if makes and KINDS[op.kind].has_experts:
+        made = drawn(checkpoint, names, piece) or paired(checkpoint, names, piece)
+    elif makes and _is_cut(names[0]):
+        made = nested(checkpoint, names, piece)
+    return made if made is not None else _read_product(checkpoint, op, names, piece, order)
 
 
-def _read_head(checkpoint: Checkpoint, program: Program, piece: Piece) -> Matrix:
+def _read_head(checkpoint: Checkpoint, program: Program, piece: Piece, makes: bool) -> Matrix:
     (name,) = program.by_name[KINDS[piece.product.kind].name].weights
     rows, (cut,) = piece.product.rows, piece.lanes
-    return _rows_of(checkpoint, name, cut * rows, (cut + 1) * rows)
+    return _rows_of(checkpoint, name, cut * rows, (cut + 1) * rows, makes)
 
 
-def _drawn(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> DrawnProduct | None:
-    """Returns how the device draws the product of some of an expert's matrices, or None."""
-    each = [x for name in names if isinstance(x := checkpoint.drawn(name), Drawn)]
-    if len(each) < len(names) or piece.product.format is not MXFP4:
-        return None
-    product, lanes = piece.product, piece.lanes
-    has_two = len(names) > 1
-    # Rows of w1 and w3 lie below each other, lane by lane; columns of w2 side by side.
-    of_lane = product.rows // len(lanes) // 2 if has_two else product.rows
-    keys, scales = (
-        sum(getattr(matrix, field) << 32 * i for i, matrix in enumerate(each))
-        for field in ("key", "scale")
-    )
-    blocks, first = product.columns // product.format.block, lanes.start * of_lane
-    sizes = product.nbytes, product.rows, product.lanes, blocks
-    return DrawnProduct(*sizes, first, keys, scales, int(has_two))
-
-
-def _paired(checkpoint: Checkpoint, names: Sequence[str], piece: Piece) -> PairedProduct | None:
-    """Returns how the device converts the product of an expert's matrices, or None. Then it has to
-    be read: that also tells whether a large scale makes a number infinite.
+def embedding(checkpoint: Checkpoint, program: Program, *, makes: bool = False) -> Matrix:
+    """Returns the whole embedding as it is stored, [vocab_size, words of a row], or what the device
+    needs to make it.
     """
-    product, lanes, made = piece.product, piece.lanes, checkpoint.drawn(names[0])
-    if not isinstance(made, Pairs) or made.step != len(names) or product.format is not MXFP4:
-        return None
-    blocks = product.columns // product.format.block
-    if len(names) > 1:
-        first = lanes.start * product.rows // len(lanes)
-        pairs, scales = made.read(first, first + product.rows)
-    else:
-        columns = slice(lanes.start * blocks, lanes.stop * blocks)
-        pairs, scales = (each[:, columns] for each in made.read(0, product.rows))
-    if scales.max() > SAFE:
-        return None
-    found = np.ascontiguousarray(pairs), np.ascontiguousarray(scales)
-    return PairedProduct(*found, product.rows, product.lanes, blocks, int(len(names) > 1))
+    return _rows_of(checkpoint, "embedding", 0, program.config.vocab_size, makes)
 
 
-def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[Any]:
-    """Returns the whole embedding as it is stored, [vocab_size, words of a row]."""
-    return _rows_of(checkpoint, "embedding", 0, program.config.vocab_size)
-
-
-def _rows_of(checkpoint: Checkpoint, name: str, start: int, stop: int) -> NDArray[Any]:
+def _rows_of(checkpoint: Checkpoint, name: str, start: int, stop: int, makes: bool) -> Matrix:
     """Reads rows of the embedding or the head, in several threads if they are many."""
+    if makes and (made := nested_rows(checkpoint, name, start, stop)) is not None:
+        return made
     first = checkpoint.read_rows(name, start, min(start + _ROWS_AT_ONCE, stop)).words
     out = np.empty((stop - start, *first.shape[1:]), first.dtype)
     out[: len(first)] = first
@@ -253,10 +183,10 @@ def _below_each_other(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDA
 
 
 def _in_turn(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Joins two matrices, [lanes, rows, columns] each, into one whose rows alternate: _HALF rows of
-    the first matrix, then _HALF rows of the second.
+    """Joins two matrices, [lanes, rows, columns] each, into one whose rows alternate: HALF rows of
+    the first matrix, then HALF rows of the second.
     """
-    halves = [part.reshape(-1, 1, _HALF, part.shape[2]) for part in parts]
+    halves = [part.reshape(-1, 1, HALF, part.shape[2]) for part in parts]
     return np.concatenate(halves, axis=1).reshape(-1, parts[0].shape[2])
 
 

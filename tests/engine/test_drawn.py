@@ -30,7 +30,7 @@ def experts(checkpoint, rank, world_size, both=(False, True)):
     program = Program(checkpoint.config, checkpoint.formats)
     some = [x for x in pieces(program, rank, world_size) if x.product.kind.startswith("expert")]
     return [
-        [read() for read, _ in weights.matrices(checkpoint, program, some, draws=draws)]
+        [read() for read, _ in weights.matrices(checkpoint, program, some, makes=draws)]
         for draws in both
     ]
 

@@ -171,8 +171,8 @@ BUGS = {
     ),
     "scales lie in the block's first columns": (
         "formats/nested.cuh",
-        "block + 4 + within / SCALED, has",
-        "block + 4, has",
+        "block + kScalesOfBlock + within / SCALED",
+        "block + kScalesOfBlock",
     ),
     "all minimums of a part have the sum of its first columns": (
         "known_sums.cuh",

@@ -12,6 +12,11 @@
 
 namespace kccl::decode {
 
+// Blocks begin at any byte.
+KCCL_DECODE uint32_t half_at(const uint8_t* from) {
+    return mem::load_plain(from) | uint32_t{mem::load_plain(from + 1)} << 8;
+}
+
 template <uint32_t BITS, uint32_t ZERO, uint32_t SCALED, uint32_t COLUMNS, uint32_t STRIP>
 struct Nested {
     using Operand = WideF16;
@@ -19,6 +24,7 @@ struct Nested {
     static_assert(BITS == 4 || BITS == 6, "the integers of GGUF's blocks");
     static_assert(COLUMNS % (STRIP * kTileColumns) == 0, "a strip lies in a block");
     static constexpr bool kHasMinimums = true, kHasUpper = BITS > 4;
+    static constexpr uint32_t kColumns = COLUMNS, kScaled = SCALED, kZero = ZERO;
     static constexpr uint32_t kStripTiles = STRIP, kLowered = 32;
     // The tiles of a strip that share a scale, and those that share a minimum.
     static constexpr uint32_t kScaledTiles = least_of(SCALED / kTileColumns, STRIP);
@@ -32,7 +38,8 @@ struct Nested {
     static constexpr uint32_t kMinimumsAt = kScalesAt + kTileRows * kScales;
     static constexpr uint32_t kScaleBytes = kMinimumsAt + kTileRows * kMinimums;
     // In a stored block: the factor, the subtrahend, and then these.
-    static constexpr uint32_t kMinimumsOfBlock = 4 + COLUMNS / SCALED;
+    static constexpr uint32_t kScalesOfBlock = 4;
+    static constexpr uint32_t kMinimumsOfBlock = kScalesOfBlock + COLUMNS / SCALED;
     static constexpr uint32_t kIntegersAt = kMinimumsOfBlock + COLUMNS / kLowered;
     static constexpr uint32_t kUpperAt = kIntegersAt + COLUMNS / 2;
     static constexpr uint32_t kBlockBytes = kIntegersAt + COLUMNS * BITS / 8;
@@ -143,7 +150,8 @@ struct Nested {
             mem::store_plain(factors + index, static_cast<uint16_t>(has ? half_at(block) : 0));
             mem::store_plain(subtrahends + index,
                              static_cast<uint16_t>(has ? half_at(block + 2) ^ kSign : 0));
-            pack_bytes<kScales>(scales + kScalesAt, index, block + 4 + within / SCALED, has);
+            pack_bytes<kScales>(scales + kScalesAt, index, block + kScalesOfBlock + within / SCALED,
+                                has);
             pack_bytes<kMinimums>(scales + kMinimumsAt, index,
                                   block + kMinimumsOfBlock + within / kLowered, has);
         }
@@ -152,7 +160,7 @@ struct Nested {
     KCCL_DECODE static Float4 four(const uint8_t* rows, uint64_t i) {
         const uint8_t* const block = rows + i * 4 / COLUMNS * kBlockBytes;
         const auto first = static_cast<uint32_t>(i * 4 % COLUMNS);
-        const float scale = factor_at(block) * byte_at(block + 4 + first / SCALED);
+        const float scale = factor_at(block) * byte_at(block + kScalesOfBlock + first / SCALED);
         const float minimum =
             factor_at(block + 2) * byte_at(block + kMinimumsOfBlock + first / kLowered);
         Float4 values;
@@ -176,10 +184,6 @@ struct Nested {
         if constexpr (!kHasUpper) return lower;
         const uint32_t four = mem::load_plain(block + kUpperAt + block_32 * 8 + of_32 % 8);
         return lower | (four >> of_32 / 8 * 2 & 3) << 4;
-    }
-    // Blocks begin at any byte.
-    KCCL_DECODE static uint32_t half_at(const uint8_t* from) {
-        return mem::load_plain(from) | uint32_t{mem::load_plain(from + 1)} << 8;
     }
     KCCL_DECODE static float factor_at(const uint8_t* from) {
         return Element<f16>::widen({static_cast<uint16_t>(half_at(from))});
