@@ -163,6 +163,10 @@ class Chains {
 // Means that no sums of the vector are known: LateChains makes them, as products with ones.
 struct NoKnownSums {};
 
+// The tiles of a strip that LateChains multiplies at a time.
+template <class F>
+constexpr uint32_t kLateTiles = least_of(F::kStripTiles, 4);
+
 // With minimums a strip has more chains than a thread has registers. So a few tiles are multiplied
 // at a time, with inputs that are loaded then, when their strip is added. Prefill adds the chains
 // in the same order. input(i): as Chains takes it. known(i): the sums of the vector over the
@@ -175,45 +179,60 @@ class LateChains {
     KCCL_DECODE explicit LateChains(const Input& input, const Known& known = {})
         : input_(input), known_(known) {}
 
+    // The products of kAtOnce tiles.
+    static constexpr uint32_t kAtOnce = kLateTiles<F>;
+    static constexpr uint32_t kScaled = F::kScaledTiles, kLowered = F::kLoweredTiles;
+    struct Some {
+        typename Unit::Sums products[kAtOnce / kScaled] = {}, inputs[kAtOnce / kLowered] = {};
+    };
+
     KCCL_DECODE void add(typename Unit::Scaled& sums, const Strip<F>& strip, uint32_t i) const {
-        constexpr uint32_t kScaled = F::kScaledTiles, kLowered = F::kLoweredTiles;
-        static_assert(kLowered % kScaled == 0, "a minimum has whole scales");
         KCCL_UNROLL
         for (uint32_t first = 0; first < F::kStripTiles; first += kAtOnce) {
-            typename Unit::Sums products[kAtOnce / kScaled] = {}, inputs[kAtOnce / kLowered] = {};
-            // The minimums' tiles take turns, because a product waits for the one before it of the
-            // same chain.
+            Some some;
+            multiply(some, strip, i, first);
+            add_some(sums, some, strip, first);
+        }
+    }
+
+    // Multiplies the tiles of strip i from `first` on.
+    KCCL_DECODE void multiply(Some& some, const Strip<F>& strip, uint32_t i, uint32_t first) const {
+        static_assert(kLowered % kScaled == 0, "a minimum has whole scales");
+        // The minimums' tiles take turns, because a product waits for the one before it of the
+        // same chain.
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+            constexpr uint32_t kTurns = kAtOnce / kLowered;
+            const uint32_t tile = k % kTurns * kLowered + k / kTurns;
+            const auto input = input_(i * F::kStripTiles + first + tile);
+            Unit::multiply(some.products[tile / kScaled],
+                           F::operand(strip.tiles[first + tile], strip.scales), input);
+            if constexpr (!kIsKnown) Unit::multiply(some.inputs[tile / kLowered], F::ones(), input);
+        }
+        if constexpr (kIsKnown) {
             KCCL_UNROLL
-            for (uint32_t k = 0; k < kAtOnce; ++k) {
-                constexpr uint32_t kTurns = kAtOnce / kLowered;
-                const uint32_t tile = k % kTurns * kLowered + k / kTurns;
-                const auto input = input_(i * F::kStripTiles + first + tile);
-                Unit::multiply(products[tile / kScaled],
-                               F::operand(strip.tiles[first + tile], strip.scales), input);
-                if constexpr (!kIsKnown) Unit::multiply(inputs[tile / kLowered], F::ones(), input);
+            for (uint32_t k = 0; k < kAtOnce / kLowered; ++k) {
+                some.inputs[k] = known_((i * F::kStripTiles + first) / kLowered + k);
             }
-            if constexpr (kIsKnown) {
-                KCCL_UNROLL
-                for (uint32_t k = 0; k < kAtOnce / kLowered; ++k) {
-                    inputs[k] = known_((i * F::kStripTiles + first) / kLowered + k);
-                }
+        }
+    }
+    // Adds them to the sums of their row tile.
+    KCCL_DECODE void add_some(typename Unit::Scaled& sums, const Some& some, const Strip<F>& strip,
+                              uint32_t first) const {
+        KCCL_UNROLL
+        for (uint32_t tile = 0; tile < kAtOnce; ++tile) {
+            if ((tile + 1) % kScaled == 0) {
+                Unit::add_scaled(sums, some.products[tile / kScaled],
+                                 F::scale(strip.scales, (first + tile) / kScaled));
             }
-            KCCL_UNROLL
-            for (uint32_t tile = 0; tile < kAtOnce; ++tile) {
-                if ((tile + 1) % kScaled == 0) {
-                    Unit::add_scaled(sums, products[tile / kScaled],
-                                     F::scale(strip.scales, (first + tile) / kScaled));
-                }
-                if ((tile + 1) % kLowered == 0) {
-                    Unit::add_scaled(sums, inputs[tile / kLowered],
-                                     F::minimum(strip.scales, (first + tile) / kLowered));
-                }
+            if ((tile + 1) % kLowered == 0) {
+                Unit::add_scaled(sums, some.inputs[tile / kLowered],
+                                 F::minimum(strip.scales, (first + tile) / kLowered));
             }
         }
     }
 
   private:
-    static constexpr uint32_t kAtOnce = F::kStripTiles < 4 ? F::kStripTiles : 4;
     static constexpr bool kIsKnown = !kIsSame<Known, NoKnownSums>;
     const Input& input_;
     const Known known_;

@@ -13,11 +13,12 @@ namespace kccl::decode {
 // Whether stages in format F are multiplied in place: where it has minimums, or it has scales and
 // only experts have it. Kernels of several columns have no mixtures, and hold their stages.
 template <class S, class F>
-constexpr bool kIsInPlace = !S::kWeightsInRegisters && kHasScales<F> &&
-                            (kIsOfExperts<S, F> || (F::kHasMinimums && S::kColumns == 1));
+constexpr bool kIsInPlace =
+    kIsPartByPart<S, F> || (!S::kWeightsInRegisters && kHasScales<F> && kIsOfExperts<S, F>);
 
 // A warp's pass through a product in format F. A part of a stage is so many steps, and lies in one
-// row tile and lane. Each part is loaded while the one before it is multiplied.
+// row tile and lane; or it has several, if its strips are short. Each part is loaded while the one
+// before it is multiplied.
 template <class F, class S>
 class InPlaceMultiplier {
   public:
@@ -35,7 +36,7 @@ class InPlaceMultiplier {
     KCCL_DECODE void run() {
         warp().sync();
         if constexpr (F::kHasMinimums) {
-            sums().make(staged_, steps_.of_lanes);
+            if constexpr (!kHasLanes) sums().make(staged_, steps_.of_lanes);
             run_part_by_part();
         } else {
             run_stage_by_stage();
@@ -93,17 +94,31 @@ class InPlaceMultiplier {
     static_assert(S::kColumns == 1, "products in place have one column");
     static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
     static constexpr uint32_t kMostOfPart = 8;
-    template <class M>
+    template <bool HAS_LANES, class M>
     KCCL_CONSTEXPR static uint32_t part_within(uint32_t part) {
-        return kIsSame<F, typename M::Format> ? common_divisor(part, M::kSteps) : part;
+        if (!kIsSame<F, typename M::Format>) return part;
+        return common_divisor(part, HAS_LANES ? M::kAllSteps : M::kSteps);
     }
-    template <class... M>
+    // HAS_LANES: whether a part may have several row tiles and lanes.
+    template <bool HAS_LANES, class... M>
     KCCL_CONSTEXPR static uint32_t part_of(Matrices<M...>) {
-        uint32_t part = common_divisor(kAtOnce, kMostOfPart);
-        ((part = part_within<M>(part)), ...);
-        return part_within<typename Shape<S>::Head>(part);
+        uint32_t whole = HAS_LANES ? kAtOnce : common_divisor(kAtOnce, kMostOfPart);
+        ((whole = part_within<HAS_LANES, M>(whole)), ...);
+        whole = part_within<HAS_LANES, typename Shape<S>::Head>(whole);
+        uint32_t part = kMostOfPart;
+        while (whole % part != 0 || part % F::kStripTiles != 0) --part;
+        return part;
     }
-    static constexpr uint32_t kPart = part_of(Products<S>{}), kStrips = kPart / F::kStripTiles;
+    // A part of one or two tiles takes as long as one of six. So with short strips such parts get
+    // several row tiles and lanes. Then a warp has few tiles, and knows no sums of the vector: a
+    // product with ones for each tile takes less time than to make them before the first one.
+    static constexpr uint32_t kLeastPart = 4;
+    static constexpr uint32_t kOfOne = part_of<false>(Products<S>{});
+    static constexpr uint32_t kOfAll = part_of<true>(Products<S>{});
+    static constexpr bool kHasLanes = F::kHasMinimums && F::kStripTiles == kLateTiles<F> &&
+                                      kOfOne < kLeastPart && kOfAll > kOfOne;
+    static constexpr uint32_t kPart = kHasLanes ? kOfAll : kOfOne;
+    static constexpr uint32_t kStrips = kPart / F::kStripTiles;
     static_assert(kPart % F::kStripTiles == 0, "whole strips");
 
     // Loads a part of the stage, from step `first` on.
@@ -131,6 +146,9 @@ class InPlaceMultiplier {
         const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
         const auto input = [&](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); };
         if constexpr (F::kHasMinimums) {
+            if constexpr (kHasLanes) {
+                return multiply_lanes(LateChains<F, decltype(input)>(input), strips);
+            }
             const auto known = sums().from(at_);
             const LateChains<F, decltype(input), decltype(known)> chains(input, known);
             KCCL_UNROLL
@@ -142,6 +160,22 @@ class InPlaceMultiplier {
         if (at_ == steps_.of_lanes) at_ = 0;
         left_ -= kPart;
         if (left_ == 0) store();
+    }
+
+    // Row tiles and lanes may end with any strip. All products come before the first branch.
+    template <class C>
+    KCCL_DECODE void multiply_lanes(const C& chains, const Strip<F> (&strips)[kStrips]) {
+        typename C::Some some[kStrips];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kStrips; ++i) chains.multiply(some[i], strips[i], i, 0);
+        at_ += kPart;
+        if (at_ == steps_.of_lanes) at_ = 0;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kStrips; ++i) {
+            chains.add_some(sums_, some[i], strips[i], 0);
+            left_ -= F::kStripTiles;
+            if (left_ == 0) store();
+        }
     }
 
     KCCL_DECODE KnownSums<F> sums() const { return KnownSums<F>(consumer_.shared().sums[warp_]); }

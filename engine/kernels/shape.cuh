@@ -31,6 +31,11 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
     return {first, static_cast<uint32_t>(uint64_t{total} * (i + 1) / n) - first};
 }
 
+// Whether stages in format F are multiplied part by part (product_in_place.cuh): where it has
+// minimums. Kernels of several columns hold whole stages.
+template <class S, class F>
+constexpr bool kIsPartByPart = !S::kWeightsInRegisters && F::kHasMinimums && S::kColumns == 1;
+
 // The packed matrix of a product, whose rows BLOCKS blocks share. F is the format of its weights.
 // The product multiplies one vector of COLUMNS values for each of LANES lanes. The sums of
 // different lanes are not added up. Tiles of 16 x 16 weights lie in memory as [row
@@ -66,12 +71,15 @@ struct Matrix {
     // begins again. So a vector that is shorter than a stage is staged several times in a row. If
     // neither the steps of a stage nor those of the vector (kAllSteps) divide the other number, a
     // stage may cross the vector's end. So the vector's beginning is staged behind its end, too.
+    // Once is enough where stages are multiplied part by part: no part crosses the vector's end.
     static constexpr uint32_t kAllSteps = LANES * kSteps;
     static constexpr uint32_t kStageSteps = kStageStepsOf<S, F>;
     static_assert(kStageSteps % F::kStripTiles == 0, "whole strips");
     static constexpr bool kIsEven = kAllSteps % kStageSteps == 0 || kStageSteps % kAllSteps == 0;
-    static constexpr uint32_t kStagedSteps =
-        kIsEven ? most_of(S::kStageSteps / kAllSteps, 1) * kAllSteps : kAllSteps + kStageSteps;
+    static constexpr uint32_t kStagedSteps = kIsPartByPart<S, F> ? kAllSteps
+                                             : kIsEven
+                                                 ? most_of(kStageSteps / kAllSteps, 1) * kAllSteps
+                                                 : kAllSteps + kStageSteps;
     static constexpr uint32_t kCopies = ceil_div(kStagedSteps, kAllSteps);
     static constexpr uint32_t kStaged = kStagedSteps * kTileFloat4s;
 

@@ -172,7 +172,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
 
     def steps(warps: int, numbers: Collection[int]) -> int:
         """Returns the largest number of steps of whole strips that divides each product's steps,
-        or is a multiple of them; if there is none, the largest one of whole strips.
+        or is a multiple of them; if there is none, the largest one with which stages of the other
+        products have whole row tiles and lanes; or the largest one of whole strips.
         """
         products = [each for lanes in numbers for each in products_of(program, lanes)]
         products.append(head_of(program))
@@ -198,8 +199,14 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
             all_steps = each.lanes * of_row
             return all_steps % own == 0 or own % all_steps == 0
 
+        def has_rows(each: Product, num: int) -> bool:
+            return each.stage_steps(num, tile_bytes) % each.steps(warps, strip_tiles) == 0
+
         even = [num for num in whole if all(fits(each, num) for each in products)]
-        return max(even or whole)
+        of_rows = [
+            num for num in whole if all(fits(each, num) or has_rows(each, num) for each in products)
+        ]
+        return max(even or of_rows or whole)
 
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
