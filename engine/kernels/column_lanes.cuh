@@ -32,8 +32,7 @@ class ColumnLanes<F, S, true> {
 
     KCCL_DECODE explicit ColumnLanes(uint32_t num)
         : first_(least_of(num, Unit::kVectors), Shape<S>::kMostStaged),
-          second_(num > Unit::kVectors ? num - Unit::kVectors : 1, Shape<S>::kMostStaged),
-          has_second_(num > Unit::kVectors) {}
+          second_(num > Unit::kVectors ? num - Unit::kVectors : 1, Shape<S>::kMostStaged) {}
     template <uint32_t TURN>
     KCCL_DECODE const typename Unit::Lane& of() const {
         if constexpr (TURN == 0) {
@@ -42,12 +41,10 @@ class ColumnLanes<F, S, true> {
             return second_;
         }
     }
-    KCCL_DECODE bool has_second() const { return has_second_; }
 
   private:
     const typename Unit::Lane first_;
     const typename Unit::Lane second_;
-    const bool has_second_;
 };
 
 }  // namespace kccl::decode

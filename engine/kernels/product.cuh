@@ -38,8 +38,10 @@ struct LoadFirst {
     FirstStage<S>* first;
 };
 
-// A warp's pass through a product in format F.
-template <class F, class S>
+// A warp's pass through a product in format F. TURNS: how many multiplications the columns that the
+// token step uses take. Each number has loops of its own: with a branch in them, a second turn's
+// inputs went through memory.
+template <class F, class S, uint32_t TURNS>
 class Multiplier {
   public:
     KCCL_DECODE Multiplier(ConsumerWarp<S>& consumer, const Steps& steps)
@@ -85,7 +87,7 @@ class Multiplier {
     using Unit = Mma<typename F::Operand>;
     using Lanes = ColumnLanes<F, S>;
     // A multiplication takes kVectors columns; the others are multiplied in a second turn.
-    static constexpr uint32_t kTurns = Lanes::kTurns;
+    static constexpr uint32_t kTurns = TURNS;
     template <uint32_t TURN>
     static constexpr uint32_t kOfTurn = TURN * Unit::kVectors * Shape<S>::kMostStaged;
     static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
@@ -200,12 +202,10 @@ class Multiplier {
                 loaded.inputs[0][i] = lanes_.template of<0>().inputs(vector + i * kTileFloat4s);
             }
             if constexpr (kTurns > 1) {
-                if (lanes_.has_second()) {
-                    KCCL_UNROLL
-                    for (uint32_t i = 0; i < kAtOnce; ++i) {
-                        loaded.inputs[1][i] =
-                            lanes_.template of<1>().inputs(vector + kOfTurn<1> + i * kTileFloat4s);
-                    }
+                KCCL_UNROLL
+                for (uint32_t i = 0; i < kAtOnce; ++i) {
+                    loaded.inputs[1][i] =
+                        lanes_.template of<1>().inputs(vector + kOfTurn<1> + i * kTileFloat4s);
                 }
             }
         }
@@ -228,7 +228,6 @@ class Multiplier {
     template <uint32_t NUM>
     KCCL_DECODE void multiply_second(const Loaded& loaded, uint32_t first) {
         if constexpr (kTurns > 1) {
-            if (!lanes_.has_second()) return;
             multiply_strips<F, NUM>(sums_[1], loaded.strips + first / kEach, [&](uint32_t i) {
                 return loaded.template input<1>(lanes_, first + i);
             });
@@ -298,9 +297,7 @@ class Multiplier {
     // Stores the sums of a row tile and lane, and begins the next one.
     KCCL_DECODE void store() {
         store_turn<0>();
-        if constexpr (kTurns > 1) {
-            if (lanes_.has_second()) store_turn<1>();
-        }
+        if constexpr (kTurns > 1) store_turn<1>();
         area_ += kTileRows;
         left_ = steps_.each;
     }
@@ -341,7 +338,14 @@ struct Multiply {
         if constexpr (kIsInPlace<S, F>) {
             InPlaceMultiplier<F, S>(consumer, steps).run();
         } else {
-            Multiplier<F, S> multiplier(consumer, steps);
+            using Lanes = ColumnLanes<F, S>;
+            if constexpr (Lanes::kTurns > 1) {
+                if (consumer.num_columns() > Lanes::Unit::kVectors) {
+                    Multiplier<F, S, Lanes::kTurns> multiplier(consumer, steps);
+                    return multiplier.run(first);
+                }
+            }
+            Multiplier<F, S, 1> multiplier(consumer, steps);
             multiplier.run(first);
         }
     }
