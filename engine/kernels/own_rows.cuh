@@ -6,11 +6,21 @@
 
 namespace kccl::decode {
 
+// Returns the number in the block of a warp's float4 `i`. Neighbouring float4s belong to different
+// warps, so that all warps have some. With several columns eight neighbours belong to a warp. Eight
+// threads read shared memory at the same time, and such neighbours lie in different banks. MOST:
+// the warp's float4s are a multiple of so many.
+template <uint32_t MOST = platform::kWarpSize, class S>
+KCCL_DECODE uint32_t float4_of_warp(const ConsumerWarp<S>& consumer, uint32_t i) {
+    constexpr uint32_t kNeighbours = S::kColumns == 1 ? 1 : least_of(MOST, 8u);
+    return (i / kNeighbours * S::kWarps + consumer.warp_index()) * kNeighbours + i % kNeighbours;
+}
+
 // Returns the k-th float4 of a block's rows of all columns that this thread finishes; it may lie
-// behind the last one. Neighbouring float4s belong to different warps, so that all warps have some.
+// behind the last one.
 template <class S>
 KCCL_DECODE uint32_t own_float4(const ConsumerWarp<S>& consumer, uint32_t k) {
-    return (k * platform::kWarpSize + consumer.thread()) * S::kWarps + consumer.warp_index();
+    return float4_of_warp(consumer, k * platform::kWarpSize + consumer.thread());
 }
 
 // A float4 of a block's rows of a column.

@@ -59,9 +59,9 @@ KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num)
     for (uint32_t first = 0; first < platform::kWarpSize; first += kAtOnce) {
         const uint32_t before = k * platform::kWarpSize + first;
         const uint32_t end = S::kColumns == 1 ? num : consumer.num_columns() * kMostOfResidual<S>;
-        if (before * S::kWarps + consumer.warp_index() >= end) break;
+        if (float4_of_warp(consumer, before) >= end) break;
         const OwnRows rows = rows_at<kMostOfResidual<S>>(
-            consumer, (before + thread / kSharers) * S::kWarps + consumer.warp_index());
+            consumer, float4_of_warp(consumer, before + thread / kSharers));
         Float4 part = {};
         if (has_rows(consumer, rows, num) && lane < S::kNumLanes) {
             part = as_message<S>(own_total(consumer, rows, lane));
