@@ -39,14 +39,16 @@ class ColumnsAttention {
           work_item_(work_item),
           lanes_(kTileFloat4s),
           area_(*reinterpret_cast<KvStrandArea<kQueries>*>(consumer.area(consumer.warp_index()))),
-          cache_(cache_at(0)) {}
+          cache_(cache_of<S>(consumer.task(), layer,
+                             consumer.lane_group() * Dims::kLanesPerGroup + work_item.lane,
+                             work_item.kv_head)) {}
 
     // Goes through this warp's KV strands, and stores the partial results of all columns' queries
     // in shared memory; appends keys and values to the cache. Called by all threads of the warp.
     KCCL_DECODE void run() {
         const uint32_t warp_index = consumer_.warp_index();
         if (warp_index < Dims::kKvStrandsPerSplit) {
-            prefetch_all(warp_index);
+            prefetch(first_tile(warp_index));
 #pragma unroll 1
             for (uint32_t first = 0; first < consumer_.num_columns(); first += kAppended) {
                 append_columns(first);
@@ -74,10 +76,7 @@ class ColumnsAttention {
 
   private:
     KCCL_DECODE uint32_t own_kv_strand(uint32_t column) const {
-        return own_kv_strand_of<S>(work_item_.kv_split, position_at(column));
-    }
-    KCCL_DECODE uint32_t position_at(uint32_t column) const {
-        return position_of<S>(consumer_.task(), position_, column);
+        return own_kv_strand_of<S>(work_item_.kv_split, position_ + column);
     }
 
     // Returns which warp computes a column's attention to itself: one without a KV strand, if there
@@ -93,51 +92,32 @@ class ColumnsAttention {
         }
     }
 
-    // Returns the KV head's cache of a column's request.
-    KCCL_DECODE uint8_t* cache_at(uint32_t column) const {
-        return cache_of<S>(task_of<S>(consumer_.task(), column), layer_,
-                           consumer_.lane_group() * Dims::kLanesPerGroup + work_item_.lane,
-                           work_item_.kv_head);
-    }
-    KCCL_DECODE uint8_t* tile_at(uint32_t index, uint32_t column) const {
-        return (S::kHasSeats ? cache_at(column) : cache_) + uint64_t{index} * Dims::kCacheTileBytes;
+    KCCL_DECODE uint8_t* tile_at(uint32_t index) const {
+        return cache_ + uint64_t{index} * Dims::kCacheTileBytes;
     }
 
     // Returns the first position that a column sees.
     KCCL_DECODE uint32_t first_seen(uint32_t column) const {
-        const uint32_t position = position_at(column);
+        const uint32_t position = position_ + column;
         return window_ != 0 && position >= window_ ? position - window_ + 1 : 0;
     }
-    // first_tile() returns the number of the first tile of KV strand i of this KV split that one of
-    // the columns sees that share tiles with `column`. end_of_tiles() returns the number behind the
-    // last tile that one sees. Only with seats columns do not share tiles.
-    KCCL_DECODE uint32_t first_tile(uint32_t i, uint32_t column) const {
-        const uint32_t first = first_seen(S::kHasSeats ? column : 0) / kTileRows;
+    // first_tile() returns the number of the first tile of KV strand i of this KV split that a
+    // column sees. end_of_tiles() returns the number behind the last tile that one sees.
+    KCCL_DECODE uint32_t first_tile(uint32_t i) const {
+        const uint32_t first = first_seen(0) / kTileRows;
         const uint32_t kv_strand = i * S::kKvSplits + work_item_.kv_split;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
-    KCCL_DECODE uint32_t end_of_tiles(uint32_t column) const {
-        return ceil_div(position_at(S::kHasSeats ? column : consumer_.num_columns() - 1),
-                        kTileRows);
-    }
-
-    // Prefetches the first tiles of KV strand i.
-    KCCL_DECODE void prefetch_all(uint32_t i) const {
-        if constexpr (S::kHasSeats) {
-            for (uint32_t column = 0; column < consumer_.num_columns(); ++column) {
-                prefetch(first_tile(i, column), column);
-            }
-        } else {
-            prefetch(first_tile(i, 0), 0);
-        }
+    KCCL_DECODE uint32_t end_of_tiles() const {
+        return ceil_div(position_ + consumer_.num_columns() - 1, kTileRows);
     }
 
     // Prefetches the keys and values of tile `at`, if a column sees it.
-    KCCL_DECODE void prefetch(uint32_t at, uint32_t column) const {
-        if (at >= end_of_tiles(column)) return;
+    KCCL_DECODE void prefetch(uint32_t at) const {
+        if (at >= end_of_tiles()) return;
         for (uint32_t line = consumer_.thread(); line < Dims::kCacheTileBytes / kKcclLineBytes;
              line += platform::kWarpSize) {
-            mem::prefetch(tile_at(at, column) + line * kKcclLineBytes);
+            mem::prefetch(tile_at(at) + line * kKcclLineBytes);
         }
     }
 
@@ -170,11 +150,9 @@ class ColumnsAttention {
         uint32_t slots[2 * kAppended], mine = 0, wanted = 0;
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAppended; ++i) {
-            const uint32_t column = first + i;
-            const bool is_used = column < consumer_.num_columns();
-            // With seats, only a column that is used has a position.
-            const uint32_t kv_strand = own_kv_strand(is_used ? column : 0);
-            const bool is_mine = is_used && kv_strand < Dims::kKvStrandsPerSplit &&
+            const uint32_t column = first + i, kv_strand = own_kv_strand(column);
+            const bool is_mine = column < consumer_.num_columns() &&
+                                 kv_strand < Dims::kKvStrandsPerSplit &&
                                  kv_strand % S::kWarps == consumer_.warp_index();
             mine |= is_mine ? 1u << i : 0;
             wanted |= is_mine && has_float4() ? 3u << 2 * i : 0;
@@ -196,11 +174,10 @@ class ColumnsAttention {
 
     // Writes a column's key and value into the cache.
     KCCL_DECODE void append_column(uint32_t column, const Float4& key, const Float4& value) {
-        const uint32_t position = position_at(column);
-        // A bad key or value of a seat shows in its own logits.
-        append<S>(consumer_.task(), consumer_.comm().rank, tile_at(position / kTileRows, column),
-                  position, turned_at(key, column, true), value,
-                  S::kHasSeats || (column != 0 && position >= consumer_.task().num_ids));
+        const uint32_t position = position_ + column;
+        append<S>(consumer_.task(), consumer_.comm().rank, tile_at(position / kTileRows), position,
+                  turned_at(key, column, true), value,
+                  column != 0 && position >= consumer_.task().num_ids);
     }
 
     // Waits for the queries of kTogether columns from `first` on, and stages them. Those of columns
@@ -256,26 +233,19 @@ class ColumnsAttention {
     // stores their partial results in shared memory.
     KCCL_DECODE void run_kv_strand(uint32_t index, uint32_t first) {
         OwnKvStrand kv_strand(area_, lanes_);
-        // With seats, kTogether is 1.
-        const uint32_t begin = first_seen(first), end = position_at(first);
 #pragma unroll 1
-        for (uint32_t at = first_tile(index, first); at < end_of_tiles(first);
-             at += S::kKvStrands) {
-            prefetch(at + S::kKvStrands, first);
-            tile_.load_keys(lanes_.of(0), tile_at(at, first));
-            tile_.load_values(lanes_.of(0), tile_at(at, first));
+        for (uint32_t at = first_tile(index); at < end_of_tiles(); at += S::kKvStrands) {
+            prefetch(at + S::kKvStrands);
+            tile_.load_keys(lanes_.of(0), tile_at(at));
+            tile_.load_values(lanes_.of(0), tile_at(at));
             kv_strand.add(tile_, queries_, [&](uint32_t query, uint32_t in_tile) {
                 const uint32_t column = first + query / kHeads;
                 const uint32_t position = at * kTileRows + in_tile;
-                if constexpr (S::kHasSeats) return position >= begin && position < end;
-                return position >= first_seen(column) && position < position_at(column);
+                return position >= first_seen(column) && position < position_ + column;
             });
         }
-        if (index + S::kWarps < Dims::kKvStrandsPerSplit) {
-            prefetch(first_tile(index + S::kWarps, first), first);
-        }
-        kv_strand.store(reinterpret_cast<Float4(*)[Dims::kPartialFloat4s]>(
-            consumer_.partial(index, first * kHeads)));
+        if (index + S::kWarps < Dims::kKvStrandsPerSplit) prefetch(first_tile(index + S::kWarps));
+        kv_strand.store(consumer_.shared().partials[index] + first * kHeads);
     }
 
     ConsumerWarp<S>& consumer_;

@@ -39,6 +39,20 @@ KCCL_DECODE Partial partial_of(const Float4* partial, uint32_t at) {
     return {mem::load_plain(partial + at), rest.value[0], rest.value[1]};
 }
 
+// Returns where the partial result of a position's attention to itself lies in shared memory.
+template <class S>
+KCCL_DECODE Float4* own_partial(Shared<S>& shared, uint32_t query) {
+    if constexpr (kStagesPartials<S>) {
+        constexpr uint32_t kHeads = Shape<S>::kHeadsPerKv;
+        const uint32_t column = query / kHeads;
+        const uint32_t number = column / S::kWarps * kHeads + query % kHeads;
+        return reinterpret_cast<Float4*>(shared.staged[column % S::kWarps]) +
+               StagedPartials<S>::kOwn + number * Shape<S>::kPartialFloat4s;
+    } else {
+        return shared.own[query];
+    }
+}
+
 // Merges the partial results that the block's warps have left in shared memory, and publishes the
 // partial result of the KV split. position: that of column 0. Called by all consumer warps, when
 // they have met after that.
@@ -62,8 +76,8 @@ KCCL_DECODE void publish_partials(ConsumerWarp<S>& consumer, uint32_t layer,
     KCCL_UNROLL
     for (uint32_t first = 0; first < kFloat4s; first += kAtOnce) {
         if (S::kColumns > 1 && first >= consumer.num_columns() * kOfColumn) break;
-        const uint32_t index4 =
-            first + consumer.thread() / kSharers * S::kWarps + consumer.warp_index();
+        const uint32_t index4 = first + float4_of_warp<platform::kWarpSize / kSharers>(
+                                            consumer, consumer.thread() / kSharers);
         const bool is_there = index4 < kFloat4s;
         const uint32_t query = is_there ? index4 / Dims::kPartialFloat4s : 0;
         const uint32_t at = is_there ? index4 % Dims::kPartialFloat4s : 0;
@@ -80,7 +94,7 @@ KCCL_DECODE void publish_partials(ConsumerWarp<S>& consumer, uint32_t layer,
             const uint32_t kv_strand = i * kSharers + sharer;
             Partial partial = partial_of<S>(consumer.partial(kv_strand, query), at);
             if (kv_strand == own) {
-                partial = merge(partial, partial_of<S>(consumer.shared().own[query], at));
+                partial = merge(partial, partial_of<S>(own_partial(consumer.shared(), query), at));
             }
             partials[i] = {untagged(partial.sum), untagged(partial.maximum),
                            untagged(partial.weight)};
@@ -139,6 +153,63 @@ KCCL_DECODE void publish_share(ConsumerWarp<S>& consumer, uint32_t layer,
     }
 }
 
+// Does what publish_share() does, in a kernel with seats: a thread waits for all its float4s at the
+// same time.
+template <class S>
+KCCL_DECODE void publish_share_of_seats(ConsumerWarp<S>& consumer, uint32_t layer,
+                                        const WorkItem<S>& work_item) {
+    using Dims = Shape<S>;
+    constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kHeadFloat4s;
+    constexpr uint32_t kOfColumn = ceil_div(kFloat4s, S::kKvSplits) * S::kKvSplits;
+    constexpr uint32_t kEach = ceil_div(S::kColumns * kOfColumn, Dims::kConsumerThreads);
+    const Cut share = cut(kFloat4s, work_item.kv_split, S::kKvSplits);
+    const uint32_t lane = consumer.first_lane() + work_item.lane;
+    struct Mine {
+        uint32_t column;
+        uint32_t index4;  // in the KV head
+        uint32_t head;
+        bool is_there;
+    };
+    const uint32_t kv_split = consumer.thread() % S::kKvSplits;
+    const auto mine_at = [&](uint32_t i) -> Mine {
+        const OwnRows rows = rows_at<kOfColumn>(
+            consumer, i * Dims::kConsumerThreads + consumer.warp_index() * platform::kWarpSize +
+                          consumer.thread());
+        const uint32_t of_share = rows.index4 / S::kKvSplits;
+        const bool is_there = of_share < share.num && is_used(consumer, rows.column);
+        const uint32_t index4 = share.first + (is_there ? of_share : 0);
+        return {rows.column, index4,
+                work_item.kv_head * Dims::kHeadsPerKv + index4 / Dims::kHeadFloat4s, is_there};
+    };
+    uint32_t slots[2 * kEach], wanted = 0, tags = 0;
+    float sinks[kEach];
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < kEach; ++i) {
+        const Mine mine = mine_at(i);
+        const uint32_t partial = Slots<S>::in_column(
+            Slots<S>::partial(layer, lane, mine.head) + kv_split * Dims::kPartialFloat4s,
+            mine.column);
+        slots[2 * i] = partial + mine.index4 % Dims::kHeadFloat4s;
+        slots[2 * i + 1] = partial + Dims::kHeadFloat4s;
+        wanted |= mine.is_there ? 3u << 2 * i : 0;
+        tags |= consumer.tag(mine.column) << i;
+        sinks[i] = sink_of<S>(consumer.task(), layer, work_item.lane, mine.head);
+    }
+    Float4 float4s[2 * kEach];
+    consumer.template await<mem::Scope::kDevice>(slots, wanted, ColumnTags<2>{tags}, float4s);
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < kEach; ++i) {
+        const Mine mine = mine_at(i);
+        const Float4& rest = float4s[2 * i + 1];
+        const Partial whole = merge_shared<S::kKvSplits>(
+            Partial{float4s[2 * i], rest.value[0], rest.value[1]}, consumer.thread());
+        if (!mine.is_there || kv_split != 0) continue;
+        consumer.publish_attended(
+            Slots<S>::attended(layer, lane) + work_item.kv_head * kFloat4s + mine.index4,
+            attended_by(with_sink<S>(whole, sinks[i])), mine.column);
+    }
+}
+
 // Computes attention for the block's work items, and publishes the results. run(work_item) leaves
 // partial results in shared memory. position: that of column 0. Called by all consumer warps.
 // Returns false if a wait failed.
@@ -162,7 +233,11 @@ KCCL_DECODE bool for_work_items(ConsumerWarp<S>& consumer, uint32_t layer, uint3
     if constexpr (S::kMergesFirst) {
         for (uint32_t number = consumer.block_in_group(); number < Dims::kWorkItems;
              number += Dims::kBlocksPerGroup) {
-            publish_share(consumer, layer, WorkItem<S>(number));
+            if constexpr (S::kHasSeats) {
+                publish_share_of_seats(consumer, layer, WorkItem<S>(number));
+            } else {
+                publish_share(consumer, layer, WorkItem<S>(number));
+            }
         }
     }
     consumer.end_op();

@@ -234,7 +234,7 @@ class ConsumerWarp {
         if constexpr (kStagesPartials<S>) {
             const uint32_t number = kv_strand / S::kWarps * Columns<S>::kQueries + query;
             return reinterpret_cast<Float4*>(shared_.staged[kv_strand % S::kWarps]) +
-                   Dims::kHeadsPerKv * Dims::kHeadFloat4s + number * Dims::kPartialFloat4s;
+                   StagedPartials<S>::kQueries + number * Dims::kPartialFloat4s;
         } else {
             return shared_.partials[kv_strand][query];
         }
@@ -297,6 +297,7 @@ class ConsumerWarp {
     // on. float4s[i] becomes float4 number thread() + i * warp size. Bit i of the result tells
     // whether that one exists; the last one may not. Called by all threads of a warp.
     static constexpr uint32_t kOfAll = ceil_div(S::kWorldSize * S::kBlocks, platform::kWarpSize);
+    template <bool SCOUTS = true>
     KCCL_DECODE uint32_t await_all(uint32_t first, uint32_t tag, Float4 (&float4s)[kOfAll]) {
         uint32_t slots[kOfAll], wanted = 0;
         KCCL_UNROLL
@@ -306,7 +307,7 @@ class ConsumerWarp {
             wanted |= is_there ? 1u << k : 0;
             slots[k] = first + (is_there ? at : 0);
         }
-        await<kReach>(slots, wanted, tag, float4s, (1u << S::kWorldSize) - 1);
+        await<kReach, SCOUTS>(slots, wanted, tag, float4s, (1u << S::kWorldSize) - 1);
         return wanted;
     }
 

@@ -11,9 +11,10 @@
 
 #include "attend.cuh"
 #include "attend_columns.cuh"
+#include "attend_seats.cuh"
 #include "collect.cuh"
 #include "experts.cuh"
-#include "finish.cuh"
+#include "finish_seats.cuh"
 #include "gate_up.cuh"
 #include "head.cuh"
 #include "out.cuh"
@@ -143,6 +144,8 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
             const uint32_t window = mem::load_plain(&rules->window);
             if constexpr (S::kColumns == 1) {
                 if (!attend(consumer, layer, window, position)) return false;
+            } else if constexpr (S::kHasSeats) {
+                if (!attend_seats(consumer, layer, window, position)) return false;
             } else {
                 if (!attend_columns(consumer, layer, window, position)) return false;
             }
@@ -162,6 +165,14 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
     }
     consumer.end_meetings();
     return true;
+}
+
+// Ends a token step: see finish() and finish_seats().
+template <class S>
+KCCL_DECODE bool end_token_step(ConsumerWarp<S>& consumer, uint32_t position, const Bests<S>& best,
+                                Verdict* verdict) {
+    if constexpr (S::kHasSeats) return finish_seats(consumer, position, best, verdict);
+    return finish(consumer, position, best, verdict);
 }
 
 // Runs the request, token step after token step. Called by all consumer warps.
@@ -195,11 +206,12 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
         Bests<S> best = no_bests<S>();
         consumer.begin_columns(position, token);
+        if constexpr (S::kHasSeats) ask_hosts(consumer);
         const uint32_t last = position + consumer.num_columns() - 1;
         consumer.weights().begin_token_step(wants_head(task, last));
         if (!run_layers(consumer, position, token) ||
             (wants_head(task, last) && !head(consumer, position, &best)) ||
-            !finish(consumer, position, best, &verdict)) {
+            !end_token_step(consumer, position, best, &verdict)) {
             break;
         }
     }

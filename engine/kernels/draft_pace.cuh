@@ -61,8 +61,10 @@ struct SharedDrafts<S, true> {
     // KcclEngineEnd.
     int32_t tokens[S::kColumns];
     uint32_t verdicts[S::kColumns];
-    uint32_t room;               // how many drafts the next token step may have
-    uint32_t num_columns;        // of the next token step
+    uint32_t room;         // how many drafts the next token step may have
+    uint32_t num_columns;  // of the next token step
+    // [column], with seats: what ends its request or the round, as bits of ControlWord::small.
+    uint32_t wishes[S::kHasSeats ? S::kColumns : 1];
     uint32_t places[S::kWarps];  // each warp's best place to copy drafts from
     Pace pace;                   // only the first thread uses it
     // Ends a phase when num_columns is written. Only the collecting warp waits for it.

@@ -97,9 +97,7 @@ KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
             if ((wanted >> k & 1u) == 0) continue;
             const ControlWord control = control_word_of(float4s[k]);
             combine(&all, ending_of(control));
-            if constexpr (S::kHasSeats) all.ends_round |= ends_round(control);
         }
-        if constexpr (S::kHasSeats) all.ends_round = platform::warp_any(all.ends_round);
         all.best = best_of_warp(all.best);
         all.is_cancelled = platform::warp_any(all.is_cancelled);
         if (leads(warp())) {
@@ -109,36 +107,16 @@ KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
     });
 }
 
-// Returns what ends the request of the column whose number is this thread's, as publish_endings()
-// takes `cancelled` and `bad`.
-template <class S>
-KCCL_DECODE Ending ending_of_column(const ConsumerWarp<S>& consumer, uint32_t first,
-                                    uint32_t cancelled, uint32_t bad) {
-    const Task& task = consumer.task();
-    const uint32_t column = consumer.thread();
-    if constexpr (S::kHasSeats) {
-        if (column >= consumer.num_columns() || consumer.block() != 0)
-            return {{0, -1, false}, false};
-        const uint32_t request = task_of<S>(task, column).number;
-        return {{0, -1, bad == request},
-                cancelled == request,
-                column == first && is_asked_to_end(task)};
-    } else {
-        const bool is_bad = platform::shuffle_word(bad, 0) == task.number;
-        const bool is_cancelled = platform::shuffle_word(cancelled, 0) == task.number;
-        return {{0, -1, column == first && is_bad}, column == first && is_cancelled};
-    }
-}
-
 // Publishes the block's control words of all columns, each by a thread of warp 0: its most likely
 // token. What ends the request (cancelled, bad: numbers of requests, as the first thread knows
-// them) is in that of the first column that chooses a token. With seats each thread knows them for
-// the request of its column. All warps have met.
+// them) is in that of the first column that chooses a token. All warps have met.
 template <class S>
 KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint32_t cancelled,
                                  uint32_t bad) {
-    const uint32_t column = consumer.thread();
-    Ending mine = ending_of_column(consumer, first, cancelled, bad);
+    const uint32_t column = consumer.thread(), request = consumer.task().number;
+    const bool is_bad = platform::shuffle_word(bad, 0) == request;
+    const bool is_cancelled = platform::shuffle_word(cancelled, 0) == request;
+    Ending mine = {{0, -1, column == first && is_bad}, column == first && is_cancelled};
     if (column >= consumer.num_columns()) return;
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         const ControlWord one = mem::load_plain(&consumer.shared().best[each][column]);
@@ -160,7 +138,6 @@ KCCL_DECODE void combine_column(const Shared<S>& shared, uint32_t column, Ending
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         const ControlWord control = mem::load_plain(&shared.endings[each][column]);
         combine(all, ending_of(control));
-        if constexpr (S::kHasSeats) all->ends_round |= ends_round(control);
     }
     // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
     // meaningless logits. It goes on with id 0 and ignores NaN.

@@ -91,7 +91,9 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& 
         mem::store_plain(&consumer.shared().end, end);
     } else if constexpr (S::kHasSeats) {
         mem::store_plain(&consumer.shared().tokens[column], chosen.id);
-        mem::store_plain(&consumer.shared().verdicts[column], end);
+        // Any end but kKcclEngineGoesOn ends the round.
+        mem::store_plain(&consumer.shared().verdicts[column],
+                         all.ends_round ? uint32_t{kKcclEngineMaxTokens} : end);
     } else {
         is_draft =
             column + 1 < consumer.num_columns() && consumer.draft_of(column + 1) == chosen.id;
@@ -156,38 +158,6 @@ KCCL_DECODE bool choose_in_columns(ConsumerWarp<S>& consumer, uint32_t position,
     return true;
 }
 
-// Chooses a token for each seat, as its request would alone. Ends the round behind this token step
-// if a request ends, or if the host has asked for it. turn: the number of the token step. Called by
-// all consumer warps. Sets verdict->end. Returns false if a wait failed.
-template <class S>
-KCCL_DECODE bool choose_in_seats(ConsumerWarp<S>& consumer, uint32_t turn, Verdict* verdict) {
-    Shared<S>& shared = consumer.shared();
-    bool goes_on = true;
-#pragma unroll 1
-    for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
-        Ending all = {{0, -1, false}, false};
-        combine_column(shared, column, &all);
-        Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
-        if constexpr (S::kSamples) {
-            const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
-            if (is_good && !is_greedy(task_of<S>(consumer.task(), column))) {
-                const uint32_t position = position_of<S>(consumer.task(), turn, column);
-                Sampler<S> sampler(consumer, position + 1, all.best.score, column);
-                if (!sampler.choose(&chosen)) return false;
-            }
-        }
-        if (consumer.warp_index() == 0) judge(consumer, turn, all, chosen, column, 0);
-        goes_on = goes_on && !all.ends_round;
-    }
-    if (!consumer.meet()) return false;
-    for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
-        goes_on = goes_on && mem::load_plain(&shared.verdicts[column]) == kKcclEngineGoesOn;
-    }
-    if (!goes_on) verdict->end = kKcclEngineMaxTokens;
-    consumer.end_columns(1, consumer.num_columns());
-    return true;
-}
-
 // Ends the token step that ran the positions from `position` on: waits for all blocks of all ranks,
 // chooses the next tokens if any are wanted, and sets *verdict. best: the most likely tokens among
 // this thread's logits, if the head ran. Called by all consumer warps. Returns false if
@@ -201,16 +171,7 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
     const uint32_t first = first_choosing(consumer, position);
     uint32_t cancelled = 0, bad = 0;
     consumer.stamp(kKcclDecodeBegan);
-    if constexpr (S::kHasSeats) {
-        const uint32_t column = consumer.thread();
-        if (consumer.block() == 0 && consumer.warp_index() == 0 &&
-            column < consumer.num_columns()) {
-            const Task& seat = task_of<S>(task, column);
-            cancelled = is_asked_to_end(seat) ? seat.number : 0;
-            bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
-                bad_request_at<S>(task, consumer.comm().rank));
-        }
-    } else if (consumer.block() == 0 && consumer.warp_index() == 0 && leads(warp())) {
+    if (consumer.block() == 0 && consumer.warp_index() == 0 && leads(warp())) {
         cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
         bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
             bad_request_at<S>(task, consumer.comm().rank));
@@ -245,9 +206,7 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
     collect_endings(consumer);
     consumer.stamp(kKcclDecodeMultiplied);
     if (!consumer.meet()) return false;
-    if constexpr (S::kHasSeats) {
-        if (!choose_in_seats(consumer, position, verdict)) return false;
-    } else if constexpr (S::kColumns > 1) {
+    if constexpr (S::kColumns > 1) {
         if (!choose_in_columns(consumer, position, first, verdict)) return false;
     } else {
         Ending all = {{0, -1, false}, false};

@@ -21,16 +21,20 @@ template <class S>
 constexpr uint32_t kAreas = S::kHasSeats ? 1 : 2;
 
 // Whether the partial results of attention lie where warps stage vectors, behind their queries,
-// because that saves memory. Each warp then has those of its KV strands.
+// because that saves memory: those of KV strand i where warp i % S::kWarps does, and behind them
+// those of positions to themselves, of column i.
 template <class S>
-KCCL_CONSTEXPR bool stages_partials() {
-    constexpr uint32_t kStrands = ceil_div(Shape<S>::kKvStrandsPerSplit, S::kWarps);
-    constexpr uint32_t kOfStrand = Columns<S>::kQueries * Shape<S>::kPartialFloat4s;
-    constexpr uint32_t kQueries = Shape<S>::kHeadsPerKv * Shape<S>::kHeadFloat4s;
-    return S::kHasSeats && kQueries + kStrands * kOfStrand <= S::kColumns * Shape<S>::kMostStaged;
-}
+struct StagedPartials {
+    static constexpr uint32_t kQueries = Shape<S>::kHeadsPerKv * Shape<S>::kHeadFloat4s;
+    static constexpr uint32_t kOfStrand = Columns<S>::kQueries * Shape<S>::kPartialFloat4s;
+    static constexpr uint32_t kOwn =
+        kQueries + ceil_div(Shape<S>::kKvStrandsPerSplit, S::kWarps) * kOfStrand;
+    static constexpr uint32_t kEnd =
+        kOwn + ceil_div(S::kColumns, S::kWarps) * Shape<S>::kHeadsPerKv * Shape<S>::kPartialFloat4s;
+};
 template <class S>
-constexpr bool kStagesPartials = stages_partials<S>();
+constexpr bool kStagesPartials =
+    S::kHasSeats && StagedPartials<S>::kEnd <= S::kColumns * Shape<S>::kMostStaged;
 static_assert(sizeof(StagedFloat4) == sizeof(Float4), "partial results fit into staged vectors");
 
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
@@ -48,7 +52,8 @@ struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S>, SharedS
     Float4 partials[kStagesPartials<S> ? 1 : Shape<S>::kKvStrandsPerSplit]
                    [kStagesPartials<S> ? 1 : Columns<S>::kQueries][Shape<S>::kPartialFloat4s];
     // [query]: the partial results of each position's attention to itself.
-    Float4 own[S::kColumns * Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
+    Float4 own[kStagesPartials<S> ? 1 : S::kColumns * Shape<S>::kHeadsPerKv]
+              [Shape<S>::kPartialFloat4s];
     // [op % 2][warp][column][residual]: the sum of squares of the warp's part of a residual.
     float squares[kAreas<S>][S::kWarps][S::kColumns * S::kNumResiduals];
     // Used at the end of a token step (endings.cuh), for each column: each warp's most likely

@@ -140,6 +140,28 @@ def test_requests_together_have_the_tokens_that_they_have_alone():
     assert together("tiny-llama", SHORT) == alone("tiny-llama", SHORT)
 
 
+def test_requests_share_token_steps():
+    def main(comm: kccl.Communicator) -> int:
+        executor = executor_of(comm, "tiny-llama", TUNING, 32, SEATS)
+        executor.start_batch()
+        before = executor._mailbox.token_steps
+        params = SamplingParams(max_tokens=8)
+        # Nobody is admitted before both wait.
+        with executor._changed:
+            places = [Place(slot, slot, 0) for slot in range(2)]
+            members = [executor.join([5 + place.slot], params, place) for place in places]
+        for member in members:
+            list(member.tokens())
+            member.leave()
+        executor.end()
+        return executor._mailbox.token_steps - before
+
+    # The first one joins, and makes a token. Then the second one joins. They make seven tokens
+    # together, and the second one makes its last. One after the other they would take 16.
+    (steps,) = kccl.run_threads(main, 1, backend="sim", seed=1, warp_size=32)
+    assert steps == 9
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ranks", "tuning", "warp_size"),
@@ -153,12 +175,17 @@ def test_more_requests_than_seats(model, ranks, tuning, warp_size):
     assert found == alone(model, REQUESTS, tuning, warp_size)
 
 
+@pytest.mark.long
+def test_blocks_share_the_mean_of_the_residuals():
+    assert together("tiny-laneformer", SHORT) == alone("tiny-laneformer", SHORT)
+
+
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
 BUGS = {
     "a column reads another one's slot": (
-        "attend_columns.cuh",
-        "task_of<S>(consumer_.task(), column), layer_",
-        "task_of<S>(consumer_.task(), 0 * column), layer_",
+        "attend_seats.cuh",
+        "task_of<S>(consumer_.task(), column);",
+        "task_of<S>(consumer_.task(), 0 * column);",
     ),
     "a request is sampled as another one": (
         "sample.cuh",
