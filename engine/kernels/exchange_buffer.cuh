@@ -178,7 +178,12 @@ struct Slots {
     // kControlWords. They are kept for the most columns of any kernel, because all kernels share
     // the buffer.
     static constexpr uint32_t kFurther = kBad + 1;
-    static constexpr uint32_t kFloat4s = kFurther + (S::kMostColumns - 1) * kControlWords;
+    // Where blocks share the mean of the residuals (head_mean.cuh): [column][float4], plain float4s
+    // without tags, and behind them [block], that its share is stored.
+    static constexpr uint32_t kMeans = kFurther + (S::kMostColumns - 1) * kControlWords;
+    static constexpr uint32_t kHaveMeans =
+        kMeans + (S::kMostSeats > 1 ? S::kMostSeats * kVector : 0);
+    static constexpr uint32_t kFloat4s = kHaveMeans + (S::kMostSeats > 1 ? S::kBlocks : 0);
 
     // Returns which slot a column has in place of column 0's slot `slot`.
     KCCL_DECODE static uint32_t in_column(uint32_t slot, uint32_t column) {
@@ -188,6 +193,7 @@ struct Slots {
 
     // Tells whether a slot, of any column, has a part of a vector and no control word.
     KCCL_DECODE static bool is_vector(uint32_t slot) {
+        if (S::kColumns > 1 && slot >= kMeans) return true;
         if (S::kColumns > 1 && slot >= kFurther) slot = (slot - kFurther) % kControlWords;
         return slot < kEnds;
     }

@@ -2,8 +2,7 @@
 // lanes' vectors are averaged, unless each lane has its own part of the head.
 #pragma once
 
-#include "math.cuh"
-#include "vectors.cuh"
+#include "head_mean.cuh"
 
 namespace kccl::decode {
 
@@ -144,7 +143,9 @@ KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Bests<S>* be
     const Task& task = consumer.task();
     constexpr bool kHasMean = S::kNumResiduals > S::kNumHeadParts;
     consumer.next_op();
-    if constexpr (kHasMean) {
+    if constexpr (kSharesMean<S>) {
+        if (!stage_shared_mean<M>(consumer)) return false;
+    } else if constexpr (kHasMean) {
         constexpr uint32_t kNum = columns_at_once<S>(ceil_div(M::kFloat4s, platform::kWarpSize));
         bool has_failed = false;
         consumer.template for_columns<kNum>([&](uint32_t column) {
