@@ -99,7 +99,10 @@ class Screen:
             f"#        threads read the weights, in this run: {', '.join(reads)} GB/s",
         )
         length = next(row["prompt_tokens"] for row in rows if not is_ablated(row))
-        kccl.screen.say(out, f"# 1st token: of a prompt of {length} tokens, also in decode steps")
+        kccl.screen.say(
+            out,
+            f"# 1st token: of a prompt of {length} tokens; steps: so many tokens take as long",
+        )
 
 
 _TABLE = (
