@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from kernel_copies import copy_kernels
 from long import hunted
 from numpy.typing import NDArray
+from planted_bugs import hunt, plant
 from test_monokernel import CONTEXT, IDS, NEW, TOLERANCE, TUNING, generate, logits_of
 
 import kccl
@@ -22,7 +21,7 @@ from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.experts import Experts
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
-from kccl.engine.monokernel import launching, layout
+from kccl.engine.monokernel import layout
 from kccl.engine.monokernel.limits import check
 from kccl.engine.monokernel.shape import Tuning
 
@@ -268,28 +267,15 @@ BUGS = {
 }
 
 
-def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, right: str, wrong: str) -> None:
-    """Changes a text that a kernels' file has once, in a copy of the kernels."""
-    kernels = copy_kernels(folder)
-    monkeypatch.setattr(launching, "KERNELS", kernels)
-    text = (kernels / name).read_text()
-    assert text.count(right) == 1
-    (kernels / name).write_text(text.replace(right, wrong))
-
-
 @pytest.mark.parametrize("bug", hunted(BUGS, lambda bug: BUGS[bug][0] == IN_REGISTERS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path, monkeypatch):
     plant(tmp_path, monkeypatch, *BUGS[bug])
     tuning = REGISTERS if BUGS[bug][0] == IN_REGISTERS else PARKED
     name = "gpt-oss" if BUGS[bug][0] == BIASES else "qwen3-moe"
     wanted, _ = expected(name)
-    for seed in range(24):
-        try:
-            logits, _ = run(name, 1, tuning, seed=seed)
-        except kccl.CompileError:
-            raise
-        except kccl.Error:
-            return
-        if not np.allclose(logits, wanted, atol=TOLERANCE):
-            return
-    pytest.fail("24 seeds did not show it")
+
+    def is_right(seed: int) -> bool:
+        logits, _ = run(name, 1, tuning, seed=seed)
+        return np.allclose(logits, wanted, atol=TOLERANCE)
+
+    hunt(24, is_right)

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_copies import copy_kernels
 from long import hunted
 from numpy.typing import NDArray
+from planted_bugs import hunt, plant
 from test_monokernel import CONTEXT, TUNING, answer, checkpoint
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.model.executor import Place
 from kccl.engine.model.sample import SamplingParams
-from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import Tuning
 
 pytestmark = pytest.mark.takes(30)
@@ -188,21 +187,14 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", hunted(BUGS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
-    name, right, wrong = BUGS[bug]
-    folder = copy_kernels(tmp_path)
-    text = (folder / name).read_text()
-    assert text.count(right) == 1
-    (folder / name).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(launching, "KERNELS", folder)
+    plant(tmp_path, monkeypatch, *BUGS[bug])
     wanted, _ = expected("tiny-laneformer")
-    for seed in range(8):
-        try:
-            (logits,), _ = run("tiny-laneformer", lasts=(1,), max_tokens=1, seed=seed)
-        except kccl.Error:
-            return
-        if not np.array_equal(logits.view(np.uint32), wanted[-1:].view(np.uint32)):
-            return
-    pytest.fail("8 seeds did not show it")
+
+    def is_right(seed: int) -> bool:
+        (logits,), _ = run("tiny-laneformer", lasts=(1,), max_tokens=1, seed=seed)
+        return np.array_equal(logits.view(np.uint32), wanted[-1:].view(np.uint32))
+
+    hunt(8, is_right)
 
 
 @pytest.mark.long
