@@ -38,6 +38,7 @@ KCCL_DECODE float rounded(float x) {
 //                        all kernels
 // most_of_warp(word)     the largest of the words that the threads of a warp pass. Called by all of
 //                        them
+// num_bits(word)         how many bits of 64 are set
 //
 // Each of the first three is within 2 units of the last place, if neither x nor the result is
 // subnormal: targets may take a subnormal number for 0. NaN gives NaN.

@@ -73,7 +73,7 @@ struct ConsumerOfChunk {
     }
 
   private:
-    // Runs a product of experts. What they give is sent to all ranks.
+    // Runs a product of experts. What they give is sent to all ranks, if there are several.
     template <uint32_t OP>
     KCCL_DECODE Walk run_experts(uint32_t layer) {
         if constexpr (S::kLayer[OP].gives == V::kActs) {
@@ -81,9 +81,14 @@ struct ConsumerOfChunk {
             ChunkGateUp<S>(consumer, layer).run();
         } else {
             ChunkDown<S>(consumer, layer).run();
-            consumer.finish(C::number_of(chunk.number, layer, OP, Step::kHalf), S::kWorldSize > 1);
+            finish<OP>(layer, Step::kHalf);
             prefetch_next<OP>(layer);
             if (!consumer.is_ready()) return Walk::kFailed;
+            if constexpr (S::kWorldSize > 1) {
+                send_outputs(consumer);
+                consumer.finish(C::number_of(chunk.number, layer, OP, Step::kSent), true);
+                if (!consumer.is_ready()) return Walk::kFailed;
+            }
             add_outputs<OP>(consumer, chunk, layer);
         }
         finish<OP>(layer, Step::kDone);
@@ -153,8 +158,13 @@ struct ProducerOfChunk {
         } else if constexpr (is_one_of<that_have_experts<S>()>(kOp.product)) {
             if (!producer.let_go()) return Walk::kFailed;
             if constexpr (kOp.gives == V::kActs) return Walk::kGoesOn;
-            producer.await_all(C::number_of(chunk, layer, OP, Step::kHalf));
-            return producer.let_go() ? Walk::kGoesOn : Walk::kFailed;
+            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));
+            if (!producer.let_go()) return Walk::kFailed;
+            if constexpr (S::kWorldSize > 1) {
+                producer.await_row(C::number_of(chunk, layer, OP, Step::kSent));
+                if (!producer.let_go()) return Walk::kFailed;
+            }
+            return Walk::kGoesOn;
         } else if constexpr (kOp.takes == V::kResidual) {
             using M = MatrixOf<S, kOp.product>;
             if (!producer.let_go()) return Walk::kFailed;

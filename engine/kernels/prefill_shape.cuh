@@ -13,7 +13,9 @@ namespace kccl::decode {
 // The steps of an op, in order. A block announces each step to the others when it has done it.
 // Steps that a model does not need are left out.
 enum class Step : uint32_t {
-    kHalf,  // the block has written the op's scales, its messages, or its keys and values
+    kHalf,  // the block has written the op's scales, its messages, its keys and values, or its
+            // parts of what experts give
+    kSent,  // the block has sent to all ranks what experts give for its rows
     kDone,  // the block has written the op's output
     kNum,
 };
@@ -101,8 +103,10 @@ struct ChunkMlp<S, true> {
     static constexpr uint32_t kStripe = S::kChunk * kTileFloat4s;
     // Experts' products need no totals.
     static constexpr uint32_t kMostTiles = Dims::Router::kMostTiles, kMostLaneTiles = 0;
-    // [lane of all ranks][...], as Message::pack() stores them: what the chosen experts give.
-    static constexpr uint32_t kNumOutputs = S::kNumLanes * (S::kHidden / kTileRows) * kStripe;
+    // [lane of all ranks][...], as Message::pack() stores them: what the chosen experts give. One
+    // rank sends nothing.
+    static constexpr uint32_t kNumOutputs =
+        S::kWorldSize > 1 ? S::kNumLanes * (S::kHidden / kTileRows) * kStripe : 0;
     // [...]: the router's logits.
     static constexpr uint32_t kRouted = 0;
     // [...]: the residual times the norm's weights, staged for the experts' products.
@@ -110,7 +114,11 @@ struct ChunkMlp<S, true> {
     // [lane][place][...]: the experts' hidden vectors, times the experts' shares, staged.
     static constexpr uint32_t kTilesOfActs = Down::kSteps * S::kWarps;
     static constexpr uint32_t kActs = kNormed + GateUp::kSteps * S::kWarps * kStripe;
-    static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * S::kPlaces * kTilesOfActs * kStripe;
+    // [lane][part of the columns][...]: what the chosen experts give.
+    static constexpr uint32_t kParts =
+        kActs + Dims::kLanesHere * S::kPlaces * kTilesOfActs * kStripe;
+    static constexpr uint32_t kEnd =
+        kParts + Dims::kLanesHere * S::kWarps * (S::kHidden / kTileRows) * kStripe;
 };
 
 template <class S>
@@ -214,6 +222,11 @@ struct ChunkLayout {
     KCCL_CONSTEXPR static uint32_t output_at(uint32_t lane, uint32_t index4, uint32_t number) {
         return lane * kHiddenFloat4s + at(index4, number);
     }
+    // Returns where a float4 of a part of what a lane's experts give lies.
+    KCCL_CONSTEXPR static uint32_t part_of_output(uint32_t lane, uint32_t part, uint32_t index4,
+                                                  uint32_t number) {
+        return kMlp + Mlp::kParts + (lane * S::kWarps + part) * kHiddenFloat4s + at(index4, number);
+    }
     // Returns where a KV head's first query head lies for position `number` of the chunk, counted
     // in heads from kQueriesAt on. `lane` counts this rank's lanes.
     KCCL_DECODE static uint32_t first_head(uint32_t lane, uint32_t kv_head, uint32_t number) {
@@ -290,19 +303,22 @@ struct PrefillShared : BesideVectors<S> {
     // Holds the vectors that products multiply.
     VectorRing<S> ring;
 
-    // Returns where attention's partial results lie: in the ring's stages and, where these are too
-    // few, in `totals` before them. No product uses either meanwhile: all totals have been read,
-    // and the producer warp copies the next vectors only when attention is done.
-    KCCL_DECODE Partials& partials() {
-        constexpr uint64_t kLines = ceil_div(sizeof(Partials), kKcclLineBytes);
+    // Returns where attention's partial results lie. The producer warp copies the next vectors only
+    // when attention is done.
+    KCCL_DECODE Partials& partials() { return in_stages<Partials>(); }
+
+    // Returns where something lies while no product uses the ring's stages or the totals: in the
+    // stages and, where these are too few, in `totals` before them. All totals have been read.
+    template <class T>
+    KCCL_DECODE T& in_stages() {
+        static_assert(
+            sizeof(T) <= sizeof(Float4) * ChunkLayout<S>::kTotals + sizeof(VectorRing<S>::stage),
+            "the totals and the stages have enough memory");
+        constexpr uint64_t kLines = ceil_div(sizeof(T), kKcclLineBytes);
         constexpr uint64_t kOfStages = sizeof(VectorRing<S>::stage) / kKcclLineBytes;
         constexpr uint64_t kBefore = kLines > kOfStages ? kLines - kOfStages : 0;
-        return *reinterpret_cast<Partials*>(ring.stage[0] - kBefore * kKcclLineBytes);
+        return *reinterpret_cast<T*>(ring.stage[0] - kBefore * kKcclLineBytes);
     }
-
-    static_assert(sizeof(Partials) <=
-                      sizeof(Float4) * ChunkLayout<S>::kTotals + sizeof(VectorRing<S>::stage),
-                  "attention's partial results fit");
 };
 
 }  // namespace kccl::decode

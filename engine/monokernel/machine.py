@@ -43,6 +43,8 @@ class Kind:
             vectors of all positions.
         chunk_of_experts, chunk_steps_of_experts: The same two numbers for a mixture of experts. The
             more positions a chunk has, the less often an expert's weights are read.
+        chunk_share: The positions whose sums of the experts' last product a warp keeps in shared
+            memory. A chunk has one or more such shares.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
         most_kv_strands: The most KV strands of a KV head. With n strands, a strand is every n-th
             tile of 16 positions, and one warp goes over it.
@@ -62,8 +64,9 @@ class Kind:
     chunk: int = 64
     chunk_warps: tuple[int, ...] = (12, 8)
     chunk_steps: int = 6
-    chunk_of_experts: int = 128
-    chunk_steps_of_experts: int = 3
+    chunk_of_experts: int = 256
+    chunk_steps_of_experts: int = 1
+    chunk_share: int = 128
     vectors: int = lib.kKcclDecodeVectors
     most_kv_strands: int = 64
 

@@ -58,6 +58,8 @@ class Tuning:
         chunk_others: The other warps of a block in prefill. One of them copies vectors.
         chunk_stages: The stages of a block's ring of vectors.
         chunk_steps: The most steps of a stage of that ring. A step is 16 elements of all positions.
+        chunk_shares: In a mixture of experts, the shares into which the positions of a chunk are
+            cut for the experts' last product. A warp keeps the sums of one share.
     """
 
     blocks: int
@@ -86,3 +88,4 @@ class Tuning:
     chunk_others: int = 1
     chunk_stages: int = 5
     chunk_steps: int = 6
+    chunk_shares: int = 1

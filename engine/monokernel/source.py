@@ -95,6 +95,7 @@ def source_of(
         "ChunkOthers": tuning.chunk_others,
         "ChunkStages": tuning.chunk_stages,
         "ChunkSteps": tuning.chunk_steps,
+        "ChunkShares": tuning.chunk_shares,
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "LanesHere": len(program.lanes_of(rank, world_size)),

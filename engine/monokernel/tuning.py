@@ -143,6 +143,7 @@ def tuning_for(
         chunk_warps=chunk_warps,
         chunk_stages=_chunk_stages(c, kind, kv_strands),
         chunk_steps=kind.chunk_steps,
+        chunk_shares=max(1, kind.chunk // kind.chunk_share) if c.experts is not None else 1,
     )
 
 

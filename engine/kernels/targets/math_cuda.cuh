@@ -36,4 +36,6 @@ KCCL_DECODE float times_plus(float a, float b, float c) {
 
 KCCL_DECODE uint32_t most_of_warp(uint32_t word) { return __reduce_max_sync(0xffffffffu, word); }
 
+KCCL_DECODE uint32_t num_bits(uint64_t word) { return static_cast<uint32_t>(__popcll(word)); }
+
 }  // namespace kccl::decode

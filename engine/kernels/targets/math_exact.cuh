@@ -36,4 +36,8 @@ KCCL_DECODE uint32_t most_of_warp(uint32_t word) {
     return word;
 }
 
+KCCL_DECODE uint32_t num_bits(uint64_t word) {
+    return static_cast<uint32_t>(__builtin_popcountll(word));
+}
+
 }  // namespace kccl::decode
