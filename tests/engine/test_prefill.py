@@ -157,9 +157,9 @@ BUGS = {
     ),
     "nobody waits for the cache": (
         "prefill.cuh",
-        "            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));\n"
-        "            if (!",
-        "            if (!",
+        "return Walk::kIsOver;\n"
+        "            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));\n",
+        "return Walk::kIsOver;\n",
     ),
     "a block does not wait for messages": (
         "prefill.cuh",
