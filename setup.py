@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
+from threading import Lock
 from typing import Any, ClassVar
 
 from setuptools import setup
@@ -75,6 +76,8 @@ ONLY_IN_CHECKOUT = {
 
 # Files of the package run by themselves, because the package may not be there yet.
 PACKAGE = Path(__file__).parent / "kccl"
+# What most of the simulator's files include. To read it takes longer than to compile most of them.
+SIM_HEADER = "csrc/sim/machine.h"
 COMPILERS = run_path(str(PACKAGE / "jit" / "compilers.py"))
 
 
@@ -163,20 +166,45 @@ class BuildExt(build_ext):
         is_zig = COMPILERS["is_zig"](compiler.compiler_so_cxx)
         of_compiler = FOR_ZIG if is_zig else NOT_FOR_ZIG
         on_x86_64 = (self.machine or platform.machine()) in ("x86_64", "AMD64")
+        header = Path("build", self.machine or "", "sim.h")
+        precompiled = Path(f"{header}.gch")
+        precompiling = Lock()
+
+        def precompile(cc_args: list[str], flags: list[str]) -> None:
+            """Lets the compiler read SIM_HEADER once for all files that include it first."""
+            rule = ["-MMD", "-MF", str(precompiled.with_suffix(".d"))]
+            language = ["-x", "c++-header"]
+            command = [*compiler.compiler_so_cxx, *cc_args, *flags, *rule, *language]
+            with precompiling:
+                if is_up_to_date(str(precompiled), repr(command)):
+                    return
+                header.parent.mkdir(parents=True, exist_ok=True)
+                header.write_text(f'#include "{SIM_HEADER}"\n')
+                self.spawn([*command, str(header), "-o", str(precompiled)])
+                precompiled.with_suffix(".command").write_text(repr(command))
 
         def compile_with_flags(
             obj: str, src: str, ext: str, cc_args: list[str], extra: list[str], pp_opts: list[str]
         ) -> None:
             own = FLAGS_BY_FILE.get(os.path.basename(src), []) if on_x86_64 else []
             rule = str(Path(obj).with_suffix(".d"))
-            flags = [*extra, *COMMON_FLAGS, *of_compiler, *own, "-MMD", "-MF", rule]
+            common = [*extra, *COMMON_FLAGS, *of_compiler, *own]
+            flags = [*common, "-MMD", "-MF", rule]
             args = (cc_args, flags, pp_opts)
             command = repr((compiler.compiler_so_cxx, args))
             if is_up_to_date(obj, command):
                 return
 
             def compile_and_record() -> None:
-                compile_one(obj, src, ext, *args)
+                # Zig's clang, which compiles wheels, reads the header in each file.
+                if not is_zig and f'"{Path(SIM_HEADER).name}"' in Path(src).read_text():
+                    precompile(cc_args, common)
+                    compile_one(obj, src, ext, cc_args, [*flags, "-include", str(header)], pp_opts)
+                    # The compiler does not list what it did not read.
+                    files = precompiled.with_suffix(".d").read_text().partition(f"{header} ")[2]
+                    Path(rule).write_text(Path(rule).read_text() + files)
+                else:
+                    compile_one(obj, src, ext, *args)
                 Path(obj).with_suffix(".command").write_text(command)
 
             pending.append(pool.submit(compile_and_record))
