@@ -39,6 +39,13 @@ __global__ void misaligned_tile(DeviceComm comm, float* x) {
     KCCL_BLOCK_SHARED(Tile, tile);
     if (threadIdx.x == 0) *reinterpret_cast<float4*>(tile + 2) = float4{1, 2, 3, 4};
 }
+KCCL_DEVICE float4& wide(float* x) { return *reinterpret_cast<float4*>(x); }
+__global__ void misaligned_in_a_function(DeviceComm comm, float* x) {
+    if (threadIdx.x == 0) wide(x + 1).y = 1;
+}
+__global__ void misaligned_line(DeviceComm comm, float* x) {
+    if (threadIdx.x == 0) mem::store_plain(reinterpret_cast<mem::Line*>(x + 2), mem::Line{{1, 2}});
+}
 __device__ void push(const DeviceComm& comm, const float* from, uint32_t num_bytes) {
     KCCL_BLOCK_SHARED(SmallRing, ring);
     init_ring(block(), ring, 1);
@@ -83,6 +90,8 @@ MISTAKES = {
     "only_warps_sync": (RACE, {"call": "broadcast"}),
     "misaligned": (ALIGNED, {"what": X, "size": 16}),
     "misaligned_member": (ALIGNED, {"what": X, "size": 8}),
+    "misaligned_in_a_function": (ALIGNED, {"what": X, "size": 16}),
+    "misaligned_line": (ALIGNED, {"what": X.replace("byte 4", "byte 8"), "size": 16}),
     "misaligned_tile": (
         ALIGNED,
         {"what": r"byte 8 of a variable of 256 bytes in the shared memory of rank \d block 0"}
@@ -106,6 +115,8 @@ LINES = {
     "only_warps_sync": "broadcast(",
     "misaligned": "float4*>(x",
     "misaligned_member": "float2*>",
+    "misaligned_in_a_function": "float4& wide",
+    "misaligned_line": "store_plain",
     "misaligned_tile": "float4*>(tile",
     "two_producers": "push(x, 16",
     "no_such_peer": "at<float>",

@@ -14,3 +14,8 @@
 #include "kernels/wait.cuh"
 #include "meeting.cuh"
 #include "ring.cuh"
+
+#if defined(KCCL_TARGET_SIM)
+#undef KCCL_DEVICE
+#define KCCL_DEVICE KCCL_DEVICE_CHECKED
+#endif

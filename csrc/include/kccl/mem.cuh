@@ -128,13 +128,23 @@ struct alignas(8) CopyBarrier {
 #include "targets/mem_mailbox.cuh"
 #endif
 
+// A function in which the simulator checks the alignment of each access. In all of the library's
+// functions such checks would be a third of what it compiles. So they are in those that access
+// plain memory by a type of any size. Behind kccl.cuh KCCL_DEVICE is checked: there it is the
+// user's.
+#if defined(KCCL_TARGET_SIM)
+#define KCCL_DEVICE_CHECKED inline __attribute__((always_inline))
+#else
+#define KCCL_DEVICE_CHECKED KCCL_DEVICE
+#endif
+
 namespace kccl::mem {
 
 // On CUDA this is `*address`, because NVRTC has no __builtin_memcpy, and memcpy forgets the
 // alignment. In the simulator it is `*address` too, because compilers announce a typed access to
 // the simulator, but not every memcpy.
 template <class T>
-KCCL_DEVICE T load_plain(const T* address) {
+KCCL_DEVICE_CHECKED T load_plain(const T* address) {
 #if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_SIM)
     return *address;
 #else
@@ -145,7 +155,7 @@ KCCL_DEVICE T load_plain(const T* address) {
 }
 
 template <class T>
-KCCL_DEVICE void store_plain(T* address, T value) {
+KCCL_DEVICE_CHECKED void store_plain(T* address, T value) {
 #if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_SIM)
     *address = value;
 #else
@@ -195,8 +205,8 @@ struct alignas(16) Line {
     uint64_t word[2];
 };
 
-KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t index,
-                      uint32_t size) {
+KCCL_DEVICE_CHECKED void copy(void* to, const void* from, uint64_t num_bytes, uint32_t index,
+                              uint32_t size) {
 #if defined(KCCL_TARGET_HOST)
     (void)index;
     (void)size;

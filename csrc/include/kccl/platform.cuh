@@ -63,7 +63,7 @@ using uint64_t = unsigned long;
 #define KCCL_UNROLL _Pragma("unroll")
 #elif defined(KCCL_TARGET_SIM)
 #define KCCL_CONSTEXPR constexpr
-#define KCCL_DEVICE inline __attribute__((always_inline))
+#define KCCL_DEVICE inline __attribute__((always_inline, no_sanitize("alignment")))  // mem.cuh
 #define KCCL_INLINED __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
 #define KCCL_DEVICE_SHARED static __attribute__((noinline, unused))
