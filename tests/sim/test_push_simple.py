@@ -25,7 +25,7 @@ WIDE = Settings(num_channels=1, packet_bytes=64, staging_bytes=8192, exchange_by
 MANY = (4000, 4003)
 
 
-@pytest.fixture(params=long_after(2, [2, 3, 8]))
+@pytest.fixture(params=long_after(1, [3, 2, 8]))
 def world(request):
     with World(request.param, Simulation(ends_when_stuck=True), SETTINGS) as world:
         yield world
