@@ -267,7 +267,7 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
     } else {
         take_share<S::kWarps, S::kOthers>(false);
         const uint32_t other = platform::thread_in_block() / platform::kWarpSize - S::kWarps;
-        if (other == 0) {
+        const auto run_first = [&] {
             if constexpr (S::kWeightsInRegisters) {
                 watch_until<S>(comm, task, &shared.ended, &shared.gave_up);
             } else if constexpr (S::kHasExperts) {
@@ -275,8 +275,21 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
             } else {
                 stream(comm, task, shared);
             }
+        };
+        if constexpr (kHasExpertBiases<S>) {
+            static_assert(!S::kHasDelayed, "the second warp has messages to collect");
+            // A value from a shuffle is uniform for the compiler. So it keeps what the producer
+            // warp needs in uniform registers, of which there are enough.
+            const uint32_t uniform = platform::shuffle_word(other, 0);
+            if (uniform == 0) {
+                run_first();
+            } else if (uniform == 1) {
+                copy_expert_biases(task, shared);
+            }
+        } else {
+            if (other == 0) run_first();
+            if (other == 1) collect(comm, task, shared);
         }
-        if (other == 1) collect(comm, task, shared);
     }
 }
 

@@ -1,5 +1,5 @@
-// Adds the biases of the chosen experts. Which they are is known behind the router. Then warp 0
-// copies those of the block's rows into shared memory, where no op waits for them.
+// Adds the biases of the chosen experts. Which they are is known behind the router. Then a warp of
+// its own copies those of the block's rows into shared memory, where no op waits for them.
 #pragma once
 
 #include "biases.cuh"
@@ -13,49 +13,61 @@ KCCL_DECODE uint64_t biases_of_expert(Product<S> product, uint32_t layer, uint32
     return Biases<S>::at(product, layer, 0) + uint64_t{expert} * M::One::kTiles * kTileFloat4s;
 }
 
-// Begins to copy the biases of the chosen experts for the block's rows. Called by all threads of
-// warp 0, when the choice is written. All warps have met since they read the last layer's.
+// Runs the warp that copies the biases of the chosen experts for the block's rows, layer by layer.
+// No consumer warp does: the 19 copies of gpt-oss would take it some 900 instructions, while the
+// others multiply already. Returns when the consumer warps have ended. Called by all threads of the
+// warp.
 template <class S>
-KCCL_DECODE void copy_expert_biases(ConsumerWarp<S>& consumer, uint32_t layer) {
-    if constexpr (kHasExpertBiases<S>) {
-        using GateUp = typename Shape<S>::ExpertGateUp;
-        using Down = typename Shape<S>::ExpertDown;
-        constexpr uint32_t kTileBytes = kTileFloat4s * sizeof(Float4);
-        Shared<S>& shared = consumer.shared();
-        const auto* const biases = reinterpret_cast<const Float4*>(consumer.task().biases);
-        const Cut of_gate_up = GateUp::tiles_of(consumer.block_in_group());
-        const Cut of_down = Down::tiles_of(consumer.block_in_group());
-        if (leads(warp())) {
-            mem::arrive_expecting(&shared.have_biases,
-                                  (of_gate_up.num + of_down.num * S::kPlaces) * kTileBytes);
+KCCL_DECODE void copy_expert_biases(const Task& task, Shared<S>& shared) {
+    using GateUp = typename Shape<S>::ExpertGateUp;
+    using Down = typename Shape<S>::ExpertDown;
+    static_assert(kHasExpertBiases<S>, "there are biases");
+    if (task.only_reads != 0) return;
+    const auto* const biases = reinterpret_cast<const Float4*>(task.biases);
+    // Values that follow from the block's number are this warp's own. Otherwise the producer warp,
+    // which has few registers, would keep them too.
+    const uint32_t block =
+        Shape<S>::block_in_group_of(mem::forget_index(platform::block_in_grid()));
+    const Cut of_gate_up = GateUp::tiles_of(block), of_down = Down::tiles_of(block);
+    const uint32_t num = (of_gate_up.num + of_down.num * S::kPlaces) * kTileFloat4s;
+    uint32_t parity = 0;
+    for (uint32_t layer = 0;; layer = layer + 1 < S::kNumLayers ? layer + 1 : 0) {
+        // All consumer warps have met since they read the last layer's biases.
+        while (platform::warp_any(!mem::has_completed(&shared.has_chosen, parity))) {
+            if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return;
+            mem::poll_pause();
         }
-        warp().sync();
-        const auto copy = [&](Float4* to, uint64_t from) {
-            mem::copy_async(to, biases + from, kTileBytes, &shared.have_biases, warp().index(),
-                            warp().size());
-        };
-        for (uint32_t i = 0; i < of_gate_up.num; ++i) {
-            const uint32_t tile = of_gate_up.first + i;
-            const uint32_t expert = mem::load_plain(&shared.choice.expert[GateUp::place_of(tile)]);
-            copy(shared.of_gate_up + i * kTileFloat4s,
-                 biases_of_expert<GateUp, S>(Product<S>::kExpertGateUp, layer, expert) +
-                     GateUp::tile_of_one(tile) * kTileFloat4s);
-        }
-        for (uint32_t place = 0; place < S::kPlaces; ++place) {
-            const uint32_t expert = mem::load_plain(&shared.choice.expert[place]);
-            const uint64_t first =
-                biases_of_expert<Down, S>(Product<S>::kExpertDown, layer, expert) +
-                of_down.first * kTileFloat4s;
-            for (uint32_t i = 0; i < of_down.num; ++i) {
-                copy(shared.of_down[place] + i * kTileFloat4s, first + i * kTileFloat4s);
+        parity ^= 1u;
+#pragma unroll 1
+        for (uint32_t index4 = warp().index(); index4 < num; index4 += platform::kWarpSize) {
+            const uint32_t i = index4 / kTileFloat4s, in_tile = index4 % kTileFloat4s;
+            if (i < of_gate_up.num) {
+                const uint32_t tile = of_gate_up.first + i;
+                const uint32_t expert =
+                    mem::load_plain(&shared.choice.expert[GateUp::place_of(tile)]);
+                const uint64_t first =
+                    biases_of_expert<GateUp, S>(Product<S>::kExpertGateUp, layer, expert) +
+                    GateUp::tile_of_one(tile) * kTileFloat4s;
+                mem::store_plain(shared.of_gate_up + index4,
+                                 mem::load_plain(biases + first + in_tile));
+            } else {
+                const uint32_t place = (i - of_gate_up.num) / of_down.num;
+                const uint32_t tile = (i - of_gate_up.num) % of_down.num;
+                const uint32_t expert = mem::load_plain(&shared.choice.expert[place]);
+                const uint64_t first =
+                    biases_of_expert<Down, S>(Product<S>::kExpertDown, layer, expert) +
+                    (of_down.first + tile) * kTileFloat4s;
+                mem::store_plain(&shared.of_down[place][tile * kTileFloat4s + in_tile],
+                                 mem::load_plain(biases + first + in_tile));
             }
         }
+        warp().sync();
+        if (leads(warp())) mem::arrive(&shared.have_biases);
     }
 }
 
-// Waits for the biases of a layer's chosen experts. The wait ends: warp 0 copies them even if its
-// own wait for the logits has failed. Called by all consumer warps, before the first of them is
-// added.
+// Waits for the biases of a layer's chosen experts. The wait ends: warp 0 chooses even if its own
+// wait for the logits has failed. Called by all consumer warps, before the first of them is added.
 template <class S>
 KCCL_DECODE void await_expert_biases(ConsumerWarp<S>& consumer, uint32_t layer) {
     if constexpr (kHasExpertBiases<S>) {

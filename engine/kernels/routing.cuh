@@ -26,7 +26,6 @@ KCCL_DECODE void route(ConsumerWarp<S>& consumer, uint32_t layer) {
                                                  float4s);
     choose_experts(float4s, &consumer.shared().choice);
     arrive_together(&consumer.shared().has_chosen);
-    copy_expert_biases(consumer, layer);
 }
 
 }  // namespace kccl::decode
