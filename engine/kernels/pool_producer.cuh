@@ -6,8 +6,9 @@
 
 namespace kccl::decode {
 
-// All threads of the producer warp make an object and call each function together. Each thread
-// looks at the barriers of one slot, so a look at all of them takes two instructions.
+// All threads of the producer warp make an object and call each function together. They look only
+// at the barriers that the next stage waits for, and the hardware may suspend them meanwhile. So a
+// stage takes few instructions, and polls take none from the consumer warps.
 template <class Ring>
 class PoolProducer {
   public:
@@ -16,21 +17,31 @@ class PoolProducer {
     KCCL_DECODE PoolOrder<Ring::kStages>& order() { return order_; }
 
     // Tells whether the next stage's slot is free, and fewer than `in_flight` copies are in flight.
-    // Looks at the barriers only if it was not so at the last look.
+    // Copies count as landed in the order in which they began. MAY_SUSPEND: whether the answer may
+    // come late.
+    template <bool MAY_SUSPEND>
     KCCL_DECODE bool may_begin(uint32_t in_flight) {
-        if (is_ready(in_flight)) return true;
-        look();
-        return is_ready(in_flight);
+        if (!has_ended<MAY_SUSPEND>(ring_.empty, order_.slot())) return false;
+        const uint32_t most = least_of(in_flight, Ring::kStages);
+        while (num_flying_ >= most) {
+            // If its slot has been taken again, this is the later copy, which lands, too.
+            const auto oldest = static_cast<uint32_t>(begun_ >> (num_flying_ - 1) * kBits) & kMask;
+            if (!has_ended<MAY_SUSPEND>(ring_.full, oldest)) return false;
+            --num_flying_;
+        }
+        return true;
     }
 
     // Returns bits: whether a copy into slot i is in flight at this moment.
     KCCL_DECODE uint32_t slots_in_flight() {
-        look();
-        return flying_;
+        const uint32_t slot = least_of(warp().index(), Ring::kStages - 1);
+        const auto flying = static_cast<uint32_t>(platform::warp_ballot(
+            !mem::has_completed_now(&ring_.full[slot], order_.last_parity(slot))));
+        return flying & ((1u << Ring::kStages) - 1);
     }
 
-    // Tells whether a slot was free at the last look: never filled, or used since it was filled.
-    KCCL_DECODE bool was_free(uint32_t slot) const { return (free_ >> slot & 1u) != 0; }
+    // Tells whether a slot is free at this moment: never filled, or used since it was filled.
+    KCCL_DECODE bool is_free(uint32_t slot) const { return has_ended<false>(ring_.empty, slot); }
 
     // Begins to copy a stage of `num_bytes` bytes. Its pieces follow: copy(), for all bytes.
     KCCL_DECODE void begin(uint32_t num_bytes) {
@@ -44,8 +55,7 @@ class PoolProducer {
         num_bytes_ += num_bytes;
     }
     KCCL_DECODE void end() {
-        free_ &= ~(1u << order_.slot());
-        flying_ |= 1u << order_.slot();
+        begun_ = begun_ << kBits | order_.slot();
         ++num_flying_;
         order_.advance();
     }
@@ -57,35 +67,23 @@ class PoolProducer {
 
   private:
     static_assert(Ring::kStages <= platform::kWarpSize, "a thread for each slot");
-    static_assert(Ring::kStages < 32, "a bit for each slot");
+    // begun_ has so many bits for each copy, and holds the last 16.
+    static constexpr uint32_t kBits = 4, kMask = (1u << kBits) - 1;
+    static_assert(Ring::kStages <= 1u << kBits, "the number of a slot fits");
 
-    KCCL_DECODE bool is_ready(uint32_t in_flight) const {
-        return was_free(order_.slot()) && num_flying_ < in_flight;
-    }
-
-    // Finds out which slots are free, and which copies are in flight.
-    KCCL_DECODE void look() {
-        const uint32_t slot = least_of(warp().index(), Ring::kStages - 1);
+    // Tells whether the phase that a slot's last copy began has ended at one of its barriers.
+    template <bool MAY_SUSPEND>
+    KCCL_DECODE bool has_ended(const mem::CopyBarrier* barriers, uint32_t slot) const {
+        const mem::CopyBarrier* const barrier = barriers + slot;
         const uint32_t parity = order_.last_parity(slot);
-        constexpr uint32_t kAll = (1u << Ring::kStages) - 1;
-        free_ = static_cast<uint32_t>(
-                    platform::warp_ballot(mem::has_completed_now(&ring_.empty[slot], parity))) &
-                kAll;
-        // What one thread has seen comes before the copies that another one begins.
-        warp().sync();
-        if (flying_ == 0) return;
-        flying_ &= ~static_cast<uint32_t>(
-            platform::warp_ballot(mem::has_completed_now(&ring_.full[slot], parity)));
-        num_flying_ = 0;
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < Ring::kStages; ++i) num_flying_ += flying_ >> i & 1u;
+        return !platform::warp_any(!(MAY_SUSPEND ? mem::has_completed(barrier, parity)
+                                                 : mem::has_completed_now(barrier, parity)));
     }
 
     Ring& ring_;
     PoolOrder<Ring::kStages> order_;
-    uint32_t free_ = 0;        // bit i: slot i was free at the last look
-    uint32_t flying_ = 0;      // bit i: at the last look, a copy into slot i was in flight
-    uint32_t num_flying_ = 0;  // bits of flying_
+    uint64_t begun_ = 0;       // the slots of the last copies, the last one lowest
+    uint32_t num_flying_ = 0;  // copies that may not have landed
     uint32_t num_bytes_ = 0;   // of the stage that is copied now
 };
 

@@ -77,34 +77,41 @@ class MixtureStream {
         const uint32_t block = platform::block_in_grid();
         from_ = weights_ + Dims::stream_of(block) * kUnitBytes<S>;
         DenseStages<S> stages(block, Product<S>::kQkv);
-        for (uint32_t i = 0; i < kTurnsOfLayers<S>; ++i) {
-            const Turn<S> turn = turn_at<S>(i);
-            if (turn.product == Product<S>::kExpertGateUp) {
-                const uint32_t parked = num_parked<S>(block, turn.layer, has_head);
-                const uint32_t of_experts = num_stages_of<GateUp>() + num_stages_of<Down>();
+        const uint32_t num_turns = kTurnsOfLayers<S> + (has_head ? 1 : 0);
+#pragma unroll 1
+        for (uint32_t i = 0; i < num_turns; ++i) {
+            const bool is_head = i == kTurnsOfLayers<S>;
+            const Turn<S> turn = turn_at<S>(is_head ? 0 : i);
+            const Product<S> product = is_head ? Product<S>::kHead : turn.product;
+            // How many stages outside the experts are copied now.
+            uint32_t most = ~0u;
+            const uint32_t of_experts = num_stages_of<GateUp>() + num_stages_of<Down>();
+            if (product == Product<S>::kExpertGateUp) {
+                most = parked_ = num_parked<S>(block, turn.layer, has_head);
                 stages = DenseStages<S>(block, product_behind_experts<S>(turn.layer));
-                begin_product();
                 trace_.skip(of_experts);
-                for (uint32_t k = 0; k < parked; ++k) {
-                    if (!copy_dense(stages)) return false;
-                }
-                trace_.go_back(of_experts + parked);
-                parked_ = parked;
+            } else if (product == Product<S>::kExpertDown) {
+                most = 0;
+            } else if (product != Product<S>::kQkv && !is_head) {
+                stages = DenseStages<S>(block, product);
+            }
+            begin_product();
+            // One loop copies those of all products, so that its code exists once.
+#pragma unroll 1
+            for (; most > 0 && stages.has_next(); --most) {
+                if (!copy_dense(stages)) return false;
+            }
+            if (product == Product<S>::kExpertGateUp) {
+                trace_.go_back(of_experts + parked_);
                 if (!await_choice(turn.layer)) return false;
-                producer_.order().begin_experts_behind(parked);
+                producer_.order().begin_experts_behind(parked_);
                 if (!copy_experts<GateUp>(turn, ExpertMemory<S>::kGateUpAt)) return false;
-            } else if (turn.product == Product<S>::kExpertDown) {
+            } else if (product == Product<S>::kExpertDown) {
                 if (!copy_experts<Down>(turn, ExpertMemory<S>::kDownAt)) return false;
                 producer_.order().end_experts();
                 trace_.skip(parked_);
-            } else {
-                if (turn.product != Product<S>::kQkv) {
-                    stages = DenseStages<S>(block, turn.product);
-                }
-                if (!copy_rest(stages)) return false;
             }
         }
-        if (has_head && !copy_rest(stages)) return false;
         trace_.end_token_step();
         return true;
     }
@@ -122,14 +129,6 @@ class MixtureStream {
     KCCL_DECODE static uint32_t num_stages_of() {
         const Cut tiles = M::tiles_of(Dims::block_in_group_of(platform::block_in_grid()));
         return ceil_div(tiles.num * M::kAllSteps, M::kStageSteps);
-    }
-
-    KCCL_DECODE bool copy_rest(DenseStages<S>& stages) {
-        begin_product();
-        while (stages.has_next()) {
-            if (!copy_dense(stages)) return false;
-        }
-        return true;
     }
 
     KCCL_DECODE bool copy_dense(DenseStages<S>& stages) {
@@ -197,12 +196,13 @@ class MixtureStream {
     // Waits until the next stage may be copied, and begins it. Returns false if the consumer warps
     // have ended.
     KCCL_DECODE bool begin_stage(uint32_t num_bytes) {
-        while (!is_asked_for() || !producer_.may_begin(bound())) {
+        // A trace needs the time at which each stage has landed.
+        while (!is_asked_for() || !producer_.template may_begin<!S::kTraces>(bound())) {
             if (have_ended()) return false;
         }
         constexpr bool kHasNone = (S::kAblated & kKcclDecodeNoWeights) != 0;
         is_first_piece_ = true;
-        // This stage may take the very slot that the last look has found free.
+        // This stage may take the very slot that tells.
         notice_urgency();
         // The slot of the product's second stage tells when copies become urgent.
         if (++num_asked_ == 2) second_ = producer_.order().slot();
@@ -231,7 +231,7 @@ class MixtureStream {
     // Copies of experts are urgent from the first on (copy_experts). Others are when the warps have
     // freed two stages of their product: stream.cuh says why.
     KCCL_DECODE void notice_urgency() {
-        is_urgent_ = is_urgent_ || (num_asked_ > 1 && producer_.was_free(second_));
+        is_urgent_ = is_urgent_ || (num_asked_ > 1 && producer_.is_free(second_));
     }
     KCCL_DECODE bool is_asked_for() const {
         return S::kOverlaps ||

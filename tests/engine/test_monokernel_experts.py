@@ -223,9 +223,9 @@ BUGS = {
         "whose end the consumers await.\n        warp().sync();\n",
         "whose end the consumers await.\n",
     ),
-    "a copy begins before the last use of its slot is ordered": (
+    "a copy begins before the last use of its slot": (
         "pool_producer.cuh",
-        "        warp().sync();\n",
+        "        if (!has_ended<MAY_SUSPEND>(ring_.empty, order_.slot())) return false;\n",
         "",
     ),
     "logits are taken of another layer": (
