@@ -162,10 +162,12 @@ KCCL_CONSTEXPR Turn<S> turn_at(uint32_t i) {
     const uint32_t layer = i / S::kNumProducts, number = i % S::kNumProducts;
     uint32_t module = i / (S::kNumProducts / S::kNumModules);
     if constexpr (!have_equal_modules<S>()) {
+        // As a constant: else a compiler may leave the table in memory, and load it here.
+        constexpr uint32_t kEnds = that_give<S>(Vector<S>::kResidual);
         module = layer * S::kNumModules;
         KCCL_UNROLL
         for (uint32_t k = 0; k + 1 < S::kNumProducts; ++k) {
-            module += (that_give<S>(Vector<S>::kResidual) >> k & 1u) != 0 && number > k ? 1 : 0;
+            module += (kEnds >> k & 1u) != 0 && number > k ? 1 : 0;
         }
     }
     return {layer, module, static_cast<Product<S>>(number)};

@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from device_compilers import has_zig
+from gcn_machine import Unknown
 from gcn_snippets import LANES, assemble, compute, execute
 
 pytestmark = [
@@ -210,6 +211,26 @@ ds_read2_b64 v[44:47], v2 offset0:2 offset1:3
 ds_read_u16 v48, v2 offset:18"""
     found = execute(code, words, outputs=9)
     np.testing.assert_array_equal(found, [*words, *words, words[0] >> 16])
+
+
+def test_an_element_of_a_table_is_loaded():
+    """Its offset in the table stands in the instruction. Behind a label of code nothing may."""
+    code = """s_getpc_b64 s[8:9]
+	s_add_u32 s8, s8, {}@rel32@lo+12
+	s_addc_u32 s9, s9, {}@rel32@hi+20
+	s_load_dword s10, s[8:9], 0x0
+	s_waitcnt lgkmcnt(0)
+	v_mov_b32_e32 v40, s10
+	.section .rodata
+table:
+	.long 7
+	.long 8
+	.long 9
+	.text"""
+    (found,) = execute(code.format("table", "table"), [integers()])
+    assert set(found) == {9}
+    with pytest.raises(Unknown, match="offset into code"):
+        execute(code.format("snippet", "snippet"), [integers()])
 
 
 def test_a_product_is_added_in_64_bits():

@@ -328,15 +328,17 @@ void Program::resolve() {
             if (at == symbol.npos) continue;
             const auto label = symbol.substr(0, at);
             const auto constant = constant_labels_.find(label);
-            // In instructions, which is how this machine counts its code; or to an address.
-            const int64_t to = constant == constant_labels_.end()
-                                   ? int64_t{target_of(label)}
-                                   : static_cast<int64_t>(reinterpret_cast<uint64_t>(
-                                         constants_.data() + constant->second));
-            const int64_t distance = to - int64_t{here};
+            // In instructions, as this machine counts code; or to an address, plus its offset.
+            const int64_t to =
+                constant == constant_labels_.end()
+                    ? int64_t{target_of(label)}
+                    : reinterpret_cast<int64_t>(constants_.data() + constant->second);
+            const bool is_low = symbol.substr(at + 7, 2) == "lo";
+            const auto offset = integer(symbol.substr(symbol.rfind('+') + 1)) - (is_low ? 4 : 12);
+            if (offset != 0 && constant == constant_labels_.end()) throw Error("offset into code");
+            const int64_t distance = to + offset - int64_t{here};
             each.at[k].kind = Operand::Kind::kValue;
-            each.at[k].value =
-                static_cast<uint32_t>(symbol.substr(at + 7, 2) == "lo" ? distance : distance >> 32);
+            each.at[k].value = static_cast<uint32_t>(is_low ? distance : distance >> 32);
         }
     }
 }
