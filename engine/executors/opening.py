@@ -59,8 +59,8 @@ class Backend(NamedTuple):
         takes_batches: Whether several requests can run at the same time.
         takes_drafts_in_batches: Whether they can have drafts then.
         has_layers_alike: Whether a kind of op must have the same format in all layers.
-        has_products_alike: Whether all products of the layers must have one format, if a format of
-            them has scales.
+        has_products_alike: Whether all products of the layers except those of experts must have one
+            format, if a format of them has scales.
     """
 
     bytes_of: Callable[[Program, int, int], int]
@@ -113,10 +113,6 @@ def _make_device(
     settings: dict[str, Any],
 ) -> Executor:
     program = Program(checkpoint.config, checkpoint.formats)
-    if comm.backend == "hip" and checkpoint.config.experts is not None:
-        raise kccl.InvalidArgument(
-            "mixtures of experts do not run on AMD's GPUs yet; backends 'host' and 'cuda' run them"
-        )
     check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
     if requests > 1:
@@ -151,7 +147,8 @@ _ON_CUDA = Backend(
     takes_batches=True,
     has_layers_alike=True,
 )
-# On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong.
+# On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong. Those
+# of experts it loads later.
 _ON_HIP = _ON_CUDA._replace(takes_drafts=False, takes_batches=False, has_products_alike=True)
 BACKENDS = {
     "host": Backend(
@@ -208,15 +205,26 @@ def read_for(
         BACKENDS[backend].keeps, is_alike=BACKENDS[backend].has_layers_alike
     )
     if BACKENDS[backend].has_products_alike and len(formats_of_layers(kept)) > 1:
-        return checkpoint.as_dtype(usual).as_stored(DTYPES)
+        of_experts = {kept.formats[kind].name for kind in KINDS if _is_of_experts(kept, kind)}
+        kept = checkpoint.as_dtype(usual).as_stored({*DTYPES, *of_experts})
+        if len(formats_of_layers(kept)) > 1:
+            return checkpoint.as_dtype(usual).as_stored(DTYPES)
     return kept
+
+
+def _is_of_experts(checkpoint: Checkpoint, kind: str) -> bool:
+    return checkpoint.config.experts is not None and KINDS[kind].has_experts
 
 
 def formats_of_layers(checkpoint: Checkpoint) -> list[str]:
     """Returns the names of the formats that products of the layers have. Those of 16 bits count as
-    one.
+    one. Experts do not count: their weights are loaded when they are chosen.
     """
-    kinds = (kind for kind in products_in(checkpoint.config) if KINDS[kind].place is Place.LAYER)
+    kinds = (
+        kind
+        for kind in products_in(checkpoint.config)
+        if KINDS[kind].place is Place.LAYER and not _is_of_experts(checkpoint, kind)
+    )
     found = {checkpoint.formats[kind] for kind in kinds}
     names = {each.name if each.scale_bytes else "16 bits" for each in found}
     return sorted(names)

@@ -281,10 +281,6 @@ struct FormatList {
         ((unit = common_divisor(unit, kTileBytesOf<REST>)), ...);
         return unit;
     }
-    static constexpr bool kHaveOneSize =
-        ((kTileBytesOf<REST> == kTileBytesOf<FIRST> &&
-          sizeof(typename REST::Stored) == sizeof(typename FIRST::Stored)) &&
-         ...);
 };
 
 template <class S>

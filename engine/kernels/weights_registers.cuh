@@ -12,25 +12,29 @@
 namespace kccl::decode {
 
 // The formats of a stage, which is loaded before its product is known: that of all products of the
-// layers, and the head's. Formats of 16 bits have tiles of one size, and so count as one.
+// layers, and the head's. Formats of 16 bits have tiles of one size, and so count as one. Products
+// of experts do not count, because their stages are loaded later (weights_registers_experts.cuh).
 template <class S>
 struct StageFormats {
     using OfLayers = typename S::Formats::First;
-    static constexpr bool kAreOne = S::Formats::kHaveOneSize && !kHasScales<OfLayers>;
-    template <bool ARE_ONE, int = 0>
-    struct Head {
-        using Type = typename Shape<S>::Head::Format;
-    };
-    template <int I>
-    struct Head<true, I> {
-        using Type = OfLayers;
-    };
-    using OfHead = typename Head<kAreOne>::Type;
+    using HeadFormat = typename Shape<S>::Head::Format;
 
     template <class... M>
-    KCCL_CONSTEXPR static bool have_one(Matrices<M...>) {
-        return (kIsSame<typename M::Format, OfLayers> && ...);
+    KCCL_CONSTEXPR static bool have_no_scales(Matrices<M...>) {
+        uint32_t i = 0;
+        return ((is_of_experts(i++) || !kHasScales<typename M::Format>) && ...);
     }
+    template <class... M>
+    KCCL_CONSTEXPR static bool have_one(Matrices<M...>) {
+        uint32_t i = 0;
+        return ((is_of_experts(i++) || kIsSame<typename M::Format, OfLayers>) && ...);
+    }
+    KCCL_CONSTEXPR static bool is_of_experts(uint32_t i) {
+        return (that_have_experts<S>() >> i & 1u) != 0;
+    }
+
+    static constexpr bool kAreOne = !kHasScales<HeadFormat> && have_no_scales(Products<S>{});
+    using OfHead = typename If<kAreOne, OfLayers, HeadFormat>::Type;
 };
 
 // weights.cuh says what the functions do. There is no explicit wait for a load: an instruction that

@@ -1,9 +1,10 @@
 // Weights that each warp loads ahead into its own registers (weights_registers.cuh), in a mixture
 // of experts.
 //
-// The weights of the experts lie elsewhere, at addresses that follow from the choice. The registers
-// hold one stage. While the router's logits are exchanged, that is the next layer's first one. It
-// gives way to the experts' first stage when the block has chosen, and is loaded again behind them.
+// The weights of the experts lie elsewhere, at addresses that follow from the choice, and may have
+// another format. The registers hold one stage. While the router's logits are exchanged, that is
+// the next layer's first one. It gives way to the experts' first stage when the block has chosen,
+// and is loaded again behind them.
 #pragma once
 
 #include "weights_registers.cuh"
@@ -15,16 +16,13 @@ template <class S>
 class ExpertRegisterWeights : public RegisterWeights<S> {
     using Base = RegisterWeights<S>;
     using typename Base::Dims;
-    using typename Base::First;
 
   public:
-    static_assert(StageFormats<S>::kAreOne, "a stage has one of several formats");
-
     KCCL_DECODE ExpertRegisterWeights(const DeviceComm& comm, const Task& task, Shared<S>& shared)
         : Base(comm, task, shared),
           only_reads_(task.only_reads != 0),
           experts_(reinterpret_cast<const uint8_t*>(task.weights) +
-                   (Dims::stream_of(S::kBlocks) + Base::warp_index()) * kUnitBytes<S>) {}
+                   Dims::stream_of(S::kBlocks) * kUnitBytes<S>) {}
 
     KCCL_DECODE void begin_product(uint32_t, uint32_t layer, Product<S> product) {
         product_ = product;
@@ -52,17 +50,26 @@ class ExpertRegisterWeights : public RegisterWeights<S> {
 
     KCCL_DECODE void has_multiplied(uint32_t num) {
         if (!is_of_experts()) return Base::has_multiplied(num);
-        step_ += least_of(num, S::kStageSteps);
+        step_ += least_of(num, stage_steps<S>(product_));
         if constexpr (S::kOverlaps) load_experts();
     }
 
     KCCL_DECODE void skip(uint32_t num) {
-        await<First>(0);
-        Base::template multiply_unused<First>();
+        if (!is_of_experts()) return Base::skip(num);
+        with_format<S>(product_, Skip{this});
         has_multiplied(num);
     }
 
   private:
+    struct Skip {
+        template <class F>
+        KCCL_DECODE void run() const {
+            weights->template await<F>(0);
+            weights->template multiply_unused<F>();
+        }
+        ExpertRegisterWeights* weights;
+    };
+
     KCCL_DECODE bool is_of_experts() const { return is_one_of<that_have_experts<S>()>(product_); }
 
     // Waits until warp 0 has written the choice. The wait ends: warp 0 chooses even if its own wait
@@ -88,15 +95,18 @@ class ExpertRegisterWeights : public RegisterWeights<S> {
     // in_layer: where the product's matrices of a layer begin, in units of kUnitBytes.
     template <class M>
     KCCL_DECODE void load_of(uint64_t in_layer) {
+        using F = typename M::Format;
         const Cut tiles = M::tiles_of(Dims::block_in_group_of(platform::block_in_grid()));
         const uint32_t num = tiles.num * M::kAllSteps;
         if (step_ >= num) return;
         const uint64_t layer = layer_ * ExpertMemory<S>::kLayer + in_layer;
-        Base::template load_from<First>([&](uint32_t i) {
-            // Behind the last step comes the last one again.
-            const Piece piece = M::piece_at(tiles.first, least_of(step_ + i, num - 1));
+        const uint8_t* const experts = experts_ + Base::warp_index() * kStripBytes<F>;
+        Base::template load_from<F>([&](uint32_t i) {
+            // Behind the last strip comes the last one again.
+            const uint32_t step = least_of(step_ + i, num - F::kStripTiles);
+            const Piece piece = M::piece_at(tiles.first, step);
             const uint64_t unit = layer + expert_at(piece.place) * M::kUnitsOfOne;
-            return experts_ + unit * kUnitBytes<S> + uint64_t{piece.first} * M::kStepBytes;
+            return experts + unit * kUnitBytes<S> + uint64_t{piece.first} * M::kStepBytes;
         });
     }
 
@@ -107,7 +117,7 @@ class ExpertRegisterWeights : public RegisterWeights<S> {
     }
 
     const bool only_reads_;
-    const uint8_t* const experts_;  // where this warp's tiles of the first expert begin
+    const uint8_t* const experts_;  // where the first expert's weights begin
     // The product, its layer, and the first step of the stage that is loaded. kNone: none of a
     // layer's experts.
     Product<S> product_ = Product<S>::kNone;

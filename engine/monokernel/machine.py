@@ -18,6 +18,7 @@ class Kind:
             each of them a thread has enough registers for the products.
         warps_of_4_bits: The same where all products of the layers have 4 bits a weight. Their warps
             are the limit, not the memory.
+        warps_of_experts: The same in a mixture of experts, if they are others.
         warps_together: How many neighbouring warps execute setmaxnreg together, by which warps give
             registers to others. 1: the device cannot do that.
         weights_in_registers: Whether each warp loads a stage of its weights ahead into registers.
@@ -48,10 +49,13 @@ class Kind:
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
         most_kv_strands: The most KV strands of a KV head. With n strands, a strand is every n-th
             tile of 16 positions, and one warp goes over it.
+        kv_strands_of_experts: A mixture's KV strands are divided among blocks until a KV split has
+            so many.
     """
 
     warps: tuple[int, ...] = (8, 6, 4)
     warps_of_4_bits: tuple[int, ...] = (12, 8, 6, 4)
+    warps_of_experts: tuple[int, ...] = ()
     warps_together: int = 4
     weights_in_registers: bool = False
     least_stage_bytes: int = 12 << 10
@@ -69,6 +73,7 @@ class Kind:
     chunk_share: int = 128
     vectors: int = lib.kKcclDecodeVectors
     most_kv_strands: int = 64
+    kv_strands_of_experts: int = 2
 
 
 NVIDIA = Kind()
@@ -81,6 +86,11 @@ AMD = Kind(
     # would spill.
     warps=(6, 4),
     warps_of_4_bits=(6, 4),
+    # The vectors of all experts of a position lie in block-shared memory. Beside them, the 64 KB of
+    # an MI300X have no room for the areas of six warps, or for several partial results of
+    # attention, in gpt-oss on one rank. With five warps its matrices need no tiles of zeros.
+    warps_of_experts=(5, 4),
+    kv_strands_of_experts=1,
     warps_together=1,
     # Only one stage is in flight. It must cover the latency of a load, 0.8 to 1 microsecond, at 17
     # bytes a nanosecond. So a stage has 16 or 24 KB. With more, registers would spill.
@@ -91,7 +101,8 @@ AMD = Kind(
     chunk=8,
     chunk_warps=(7,),
     chunk_steps=8,
-    chunk_of_experts=1,
+    chunk_of_experts=32,
+    chunk_steps_of_experts=2,
     vectors=lib.kKcclDecodeVectorsOnAmd,
 )
 """Derived from the code that clang makes for gfx942 and from published numbers; not measured."""

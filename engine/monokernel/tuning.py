@@ -8,6 +8,7 @@ import kccl
 
 from ..base.core import lib
 from ..model.config import ModelConfig
+from ..model.ops import KINDS
 from ..model.program import Program
 from .layout import (
     TILE,
@@ -66,8 +67,6 @@ _LEAST_CHUNK_STAGES, _MOST_OF_SHARED = 5, 2 / 3
 # That share in a mixture of experts. A block holds the sums of few rows there, so more is left. And
 # with fewer KV strands decode would have fewer warps for attention.
 _MOST_OF_SHARED_IN_MIXTURE = 0.7
-# A mixture's KV strands are divided among blocks until a KV split has so many.
-_MIXTURE_KV_STRANDS = 2
 
 
 def tuning_for(
@@ -116,7 +115,7 @@ def tuning_for(
     # more polling.
     least = min(_LANE_KV_STRANDS, kv_strands // 2) if groups > 1 else _LEAST_KV_STRANDS
     if c.experts is not None and kv_strands < kind.most_kv_strands:
-        least = _MIXTURE_KV_STRANDS
+        least = kind.kv_strands_of_experts
     kv_splits = _kv_splits(kv_heads, blocks // groups, kv_strands, least)
     chunk_warps = _chunk_warps(program, lanes // groups, blocks // groups, kind)
     return Tuning(
@@ -127,7 +126,7 @@ def tuning_for(
         strip_tiles=strip_tiles if has_scales(program) else 1,
         in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
-        parked=_PARKED if c.experts is not None else 0,
+        parked=_PARKED if c.experts is not None and not kind.weights_in_registers else 0,
         kv_strands=kv_strands,
         kv_splits=kv_splits,
         # A block without a work item of attention would meanwhile poll for all partial results.
@@ -149,12 +148,14 @@ def tuning_for(
 
 def _strip_tiles(program: Program, kind: Kind, warps: int) -> int:
     """Returns the most tiles that share scales. Where weights are in registers, a stage is loaded
-    before its product is known. So all products of a layer then have strips of one length.
+    before its product is known. So all products of a layer then have strips of one length, but
+    those of experts, which are loaded later.
     """
     most = _STRIP_TILES
     if not kind.weights_in_registers:
         return most
-    while len({each.strip_tiles(warps, most) for each in products_of(program, 1)}) > 1:
+    alike = [each for each in products_of(program, 1) if not KINDS[each.kind].has_experts]
+    while len({each.strip_tiles(warps, most) for each in alike}) > 1:
         most //= 2
     return most
 
@@ -195,7 +196,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         def fits(each: Product, num: int) -> bool:
             own = each.stage_steps(num, tile_bytes)
             of_row = each.steps(warps, strip_tiles)
-            if is_in_place(program, each) and gcd(own, of_row) % _PART == 0:
+            is_short = is_in_place(program, each) and not kind.weights_in_registers
+            if is_short and gcd(own, of_row) % _PART == 0:
                 return True
             all_steps = each.lanes * of_row
             return all_steps % own == 0 or own % all_steps == 0
@@ -222,6 +224,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         each.format.tile_bytes <= TILE * TILE // 2 for each in products_of(program, num_lanes)
     )
     choices = kind.warps_of_4_bits if has_4_bits else kind.warps
+    if program.config.experts is not None:
+        choices = kind.warps_of_experts or choices
     is_ordinary = program.num_residuals == 1
     numbers = {len(program.lanes_of(rank, world_size)) for rank in range(world_size)}
     most_lanes = num_lanes if is_ordinary else 1

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from test_monokernel import CONTEXT, IDS, NEW, TOLERANCE, TUNING, generate, logi
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.executors.opening import BACKENDS
+from kccl.engine.executors.opening import read_for
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
@@ -136,10 +137,23 @@ def test_tuning_changes_no_bit(change):
     np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
 
 
-def test_amds_gpus_are_refused():
-    comm: Any = SimpleNamespace(backend="hip")
-    with pytest.raises(kccl.InvalidArgument, match="experts do not run on AMD's GPUs yet"):
-        BACKENDS["hip"].make(checkpoint("qwen3-moe"), comm, None, 1, {})
+def test_experts_may_have_another_format_on_amds_gpus():
+    """The layers' other products must have one: where they do not, all but the experts' expand."""
+    drawn = random_checkpoint("tiny-gpt-oss", **STORED)
+    assert read_for(drawn, "hip", None).formats["expert_gate_up"].name == "mxfp4"
+    of_attention = dict.fromkeys(("wq", "wk", "wv", "wo"), "q8_0")
+    mixed = random_checkpoint(
+        "tiny-gpt-oss", **STORED | {"stored": STORED["stored"] | of_attention}
+    )
+    formats = {
+        backend: {kind: each.name for kind, each in read_for(mixed, backend, None).formats.items()}
+        for backend in ("hip", "cuda")
+    }
+    # The router has 16 bits.
+    assert formats["cuda"]["qkv"] != formats["hip"]["qkv"] == "bfloat16"
+    assert formats["hip"]["expert_down"] == "mxfp4"
+    in_fp8 = random_checkpoint("tiny-qwen3-moe", **FP8)
+    assert read_for(in_fp8, "hip", None).formats["expert_down"].name == "e4m3_128"
 
 
 @pytest.mark.parametrize("kind", ["expert_gate_up", "expert_down"])
@@ -150,10 +164,12 @@ def test_biases_of_one_product_of_experts_are_refused(kind):
 
 
 @pytest.mark.long
-def test_warps_of_64():
-    found, tokens = run("gpt-oss", 2, REGISTERS, seed=3, warp_size=64, model="gfx942")
-    np.testing.assert_allclose(found, expected("gpt-oss")[0], atol=TOLERANCE)
-    assert tokens == [expected("gpt-oss")[1]] * 2
+@pytest.mark.parametrize(("name", "ranks"), [("gpt-oss", 2), ("gpt-oss in MXFP4", 1)])
+def test_warps_of_64(name, ranks):
+    tuning = replace(MODELS[name][2], weights_in_registers=True)
+    found, tokens = run(name, ranks, tuning, seed=3, warp_size=64, model="gfx942")
+    np.testing.assert_allclose(found, expected(name)[0], atol=TOLERANCE)
+    assert tokens == [expected(name)[1]] * ranks
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from device_compilers import amd_functions, amd_metadata, compile_hip, has_zig
 from shapes import OF_MONOKERNEL
 
 from kccl.engine.files.random_weights import MODELS
-from kccl.engine.formats.table import DTYPES
+from kccl.engine.formats.table import DTYPES, MULTIPLIED
 from kccl.engine.model.ops import KINDS
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel.machine import AMD, Machine
@@ -26,7 +26,11 @@ DECODE_SPILLS = {
     ("laneformer-2b", False): (12, 208),
     ("llama-1b", False): (146, 592),
     ("llama-1b", True): (142, 672),
+    ("gpt-oss-20b", False): (80, 448),
+    ("qwen3-30b-a3b", False): (48, 336),
 }
+# Whole models on one MI300X, with gpt-oss's experts as they are stored.
+MIXTURES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
 # The vectors of a layer's widest products are in block-shared memory, 4 bytes for each value. On
 # one MI300X there is no room for a wider residual and feed-forward block together.
 WIDEST = 3072 + 12288
@@ -39,11 +43,19 @@ pytestmark = [
 ]
 
 
-PROGRAMS = {model: Program(MODELS[model]) for model in OF_MONOKERNEL}
+def program_of(model):
+    stored_in = MULTIPLIED["mxfp4"] if model.startswith("gpt-oss") else DTYPES["bfloat16"]
+    has_experts = (kind for kind in KINDS if KINDS[kind].has_experts)
+    return Program(MODELS[model], dict.fromkeys(has_experts, stored_in))
+
+
+PROGRAMS = {model: program_of(model) for model in (*OF_MONOKERNEL, *MIXTURES)}
 
 
 def least_ranks(program, machine):
     """So few have room for the model. With more ranks a block has fewer rows."""
+    if program.config.experts is not None:
+        return 1
     width = program.config.hidden + program.config.ffn
     return 2 if machine is MI300X and width > WIDEST else 1
 
@@ -76,6 +88,23 @@ extern "C" __attribute__((device, used)) const unsigned long long kFacts[] = {{{
     assembly = compile_hip(source, "gfx942", tmp_path, headers)
     found = re.search(r"^kFacts:\n((?:\s+\.quad\s+\d+.*\n)+)", assembly, re.MULTILINE)
     assert max(map(int, re.findall(r"\.quad\s+(\d+)", found[1]))) <= machine.shared_bytes
+
+
+@pytest.mark.takes(60)
+@pytest.mark.parametrize("model", [each for each in MIXTURES if (each, False) in DECODE_SPILLS])
+def test_mixtures_compile(model, headers, tmp_path):
+    tuning = tuning_for(PROGRAMS[model], 1, MI300X)
+    assert tuning.weights_in_registers and tuning.chunk > 1 and tuning.parked == 0
+    source = source_of(PROGRAMS[model], 1, CONTEXT, tuning)
+    assembly = compile_hip(source, "gfx942", tmp_path, headers)
+    for kernel, most in (("6decode14", DECODE_SPILLS[model, False]), ("7prefill14", (0, 128))):
+        (numbers,) = (n for name, n in amd_metadata(assembly).items() if kernel in name)
+        assert numbers["vgpr_count"] * numbers["max_flat_workgroup_size"] // 256 <= 512
+        assert numbers["vgpr_spill_count"] <= most[0]
+        assert numbers["private_segment_fixed_size"] <= most[1]
+        # No table of ops is left in memory.
+        (body,) = (body for name, body in amd_functions(assembly).items() if kernel in name)
+        assert "v_mfma_f32_16x16x16" in body and "kLayer" not in body
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.model.program import Program as Model
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching, loading
+from kccl.engine.monokernel.layout import TILE
 from kccl.engine.monokernel.memory import SimArena
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.source import KERNELS, source_of
@@ -276,13 +277,15 @@ def memory_of(task: Any, rank: int, sizes: loading.Sizes, model: Model) -> "dict
     parts of the exchange buffer, which have all ops' vectors of the last position.
     """
     c, float4_bytes = model.config, 16
+    router_rows = -(-c.experts.num // TILE) * TILE if c.experts else 0
     starts = {
         "residuals": sizes.slots.residuals,
         "messages": 2 * c.num_layers * model.num_residuals * c.hidden // 4,
         "qkv": sizes.slots.qkv,
         "attended": sizes.slots.attended,
         "acts": sizes.slots.acts,
-        "ends": sizes.slots.acts + c.num_layers * c.ffn // 4,
+        "routed": sizes.slots.routed,
+        "ends": sizes.slots.routed + c.num_layers * router_rows // 4,
     }
     found = {
         "weights": _read(task.weights, sizes.weights, np.uint32),

@@ -37,7 +37,7 @@ def checkpoint(model):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ranks"),
-    [("tiny-laneformer", 2), pytest.param("tiny-llama", 1, marks=pytest.mark.long)],
+    [("tiny-laneformer", 2), ("tiny-llama", 1), ("tiny-gpt-oss", 1)],
 )
 def test_tokens_are_the_references(model, ranks):
     expected = Reference(checkpoint(model)).generate(IDS, SamplingParams(max_tokens=NEW))
