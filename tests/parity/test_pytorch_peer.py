@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 
 import kccl
 from kccl.bench.decode.peer import Room
-from kccl.bench.decode.pytorch import layers, matrices
+from kccl.bench.decode.pytorch import experts, layers, matrices
 from kccl.bench.decode.pytorch.decoder import EAGER, Decoder, Weights
 from kccl.bench.decode.pytorch.device import Cpu
 from kccl.bench.decode.pytorch.peer import TorchPeer
@@ -105,10 +106,12 @@ def decode(checkpoint, ranks, prompt, answer, dtype):
         ("tiny-qwen3", {"context": CONTEXT}),
         ("tiny-llama", {"context": CONTEXT, "biases": ("qkv", "out", "gate_up", "down")}),
         ("tiny-qwen2", {**LONG, "window_layers": (1,)}),
+        ("tiny-qwen3-moe", {"context": CONTEXT}),
+        ("tiny-gpt-oss", {**LONG, "window_layers": (1, 3)}),
     ],
     ids=[
         *("laneformer", "early_comm", "vocab_parallel", "llama", "qwen3", "biases"),
-        "biases and a window",
+        *("biases and a window", "qwen3-moe", "gpt-oss"),
     ],
 )
 def test_logits(model, changes, length, assert_close):
@@ -176,7 +179,7 @@ def test_lanes_that_do_not_divide_are_refused():
         Weights(random_checkpoint("tiny-llama"), 0, 2, "cpu")
 
 
-@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-gpt-oss"])
 def test_a_peer_decodes_like_the_reference(model):
     checkpoint = random_checkpoint(model, context=CONTEXT)
     peer = TorchPeer(Room(checkpoint, CONTEXT, 1), Alone(), Cpu())
@@ -215,6 +218,23 @@ def test_both_products_are_the_same(shape):
     n = torch.randn(lanes, 1, columns, generator=torch.Generator().manual_seed(2))
     gated = [layers.gated(n, w, product) for product in (layers.by_compiler, layers.by_library)]
     torch.testing.assert_close(*gated)
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3-moe", "tiny-gpt-oss"])
+def test_the_step_of_one_token_has_the_same_experts(model):
+    """It gathers their matrices, and is compiled once for all layers."""
+    checkpoint = random_checkpoint(model)
+    w = Weights(checkpoint, 0, 1, "cpu", torch.float32)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(experts.one_token, fullgraph=True, dynamic=False, backend=counter)
+    for seed, layer in enumerate(w.layers):
+        shape = (1, 5, w.program.config.hidden)
+        n = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        wanted = experts.many_tokens(n, layer["experts"])
+        found = [compiled(n[:, i : i + 1], layer["experts"]) for i in range(5)]
+        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("numbers", [E4M3[1], INT8[1], INT4[1]], ids=lambda given: given.name)

@@ -22,6 +22,7 @@ from kccl.engine.model.ops import BIASES, KINDS
 from kccl.engine.model.program import Op, Program
 
 from . import layers
+from .experts import Mixture, is_of_mixture, many_tokens, read_mixture
 from .layers import PAGE, Heads, Product
 from .matrices import Matrix, changed, on_device, stacked
 from .ranks import Ranks
@@ -40,6 +41,7 @@ class Pieces:
     gated: Callable[[Tensor, Matrix, Tensor | None], Tensor]
     add_and_norm: Callable[..., tuple[Tensor, Tensor]] = layers.add_and_norm
     attention: Callable[..., Tensor] = layers.attention
+    experts: Callable[[Tensor, Mixture], Tensor] = many_tokens
     best: Callable[[Tensor], Tensor] = layers.best
 
 
@@ -69,8 +71,10 @@ class Weights:
         dtype: torch.dtype | None = None,
     ) -> None:
         config = checkpoint.config
-        if config.experts is not None or config.has_sinks or config.swiglu_limit:
-            raise kccl.Error("it has no experts, no attention sinks and no limited gate")
+        if config.experts is not None and world_size > 1:
+            raise kccl.Error("it runs a mixture of experts on one GPU only")
+        if config.experts is None and config.swiglu_limit:
+            raise kccl.Error("it has no limited gate outside experts")
         if config.num_lanes % world_size:
             raise kccl.InvalidArgument(
                 f"world_size is {world_size}, must divide the model's {config.num_lanes} lanes for "
@@ -111,12 +115,21 @@ class Weights:
                 found.append(w)
             return stacked(found)
 
-        found: dict[str, Any] = {"wqkv": matrices("wq wk wv"), "wo": matrices("wo")}
-        found |= {"w13": matrices("w1 w3"), "w2": matrices("w2")}
         config = self.program.config
+        found: dict[str, Any] = {"wqkv": matrices("wq wk wv"), "wo": matrices("wo")}
+        if config.experts is None:
+            found |= {"w13": matrices("w1 w3"), "w2": matrices("w2")}
+        else:
+            found["experts"] = read_mixture(
+                self._checkpoint, self.program, layer, self.device, self.dtype
+            )
+        if config.has_sinks:
+            sinks = self._checkpoint.tensor(f"layers.{layer}.sinks", self._lanes)
+            found["sinks"] = torch.from_numpy(sinks).float().flatten().to(self.device)
         norms = ["attention_norm", "ffn_norm"] + ["q_norm", "k_norm"] * config.has_qk_norm
         found |= {name: self._norm(f"layers.{layer}.{name}") for name in norms}
-        return found | {kind: self._bias(layer, kind) for kind in config.biases}
+        biases = (kind for kind in config.biases if kind in BIASES and not is_of_mixture(kind))
+        return found | {kind: self._bias(layer, kind) for kind in biases}
 
     def _bias(self, layer: int, kind: str) -> Tensor:
         """Returns the bias of an op's rows on this rank. The rows of "out" and "down" are summed
@@ -241,9 +254,13 @@ class Decoder:
         for op in self._modules:
             weights = w.layers[op.layer]
             norm = weights["attention_norm" if op.kind == "out" else "ffn_norm"]
-            x, n = pieces.add_and_norm(x, *came, norm, config.norm_eps, self._dtype)
+            # A router's choice would change with BF16's rounding.
+            dtype = torch.float32 if op.kind == "expert_down" else self._dtype
+            x, n = pieces.add_and_norm(x, *came, norm, config.norm_eps, dtype)
             if op.kind == "out":
                 out = self._attend(n, op.layer, position, span, pieces)
+            elif op.kind == "expert_down":
+                out = pieces.experts(n, weights["experts"])
             else:
                 gated = pieces.gated(n, weights["w13"], weights.get("gate_up"))
                 out = pieces.product(gated, weights["w2"])
@@ -267,7 +284,7 @@ class Decoder:
         mixed = pieces.attention(
             pieces.product(n, weights["wqkv"]),
             *(keys, values, position, *span.tensors(window)),
-            *(self._rotation, qk_norm, weights.get("qkv"), self._heads),
+            *(self._rotation, qk_norm, weights.get("qkv"), weights.get("sinks"), self._heads),
         )
         return pieces.product(mixed, weights["wo"])
 

@@ -120,6 +120,7 @@ def attention(
     rotation: tuple[Tensor, Tensor],
     qk_norm: tuple[Tensor, Tensor] | None,
     bias: Tensor | None,
+    sinks: Tensor | None,
     heads: Heads,
 ) -> Tensor:
     """Appends keys and values to the KV cache, and computes softmax attention of the queries.
@@ -135,6 +136,7 @@ def attention(
         rotation: Cosines and sines of all positions, FP32 [context, head_dim / 2].
         qk_norm: Weights of the norms of queries and keys.
         bias: The bias of the rows of `qkv`, FP32; None: it has none.
+        sinks: A logit without a value for each query head, FP32; None: there are none.
         heads: The number of heads of a lane.
 
     Returns:
@@ -167,9 +169,16 @@ def attention(
     query = position[:, None]
     is_seen = (entry <= query) & (entry > query - window)
     scores = scores.masked_fill(~is_seen[:, None, None], -torch.inf)
-    e = torch.exp(scores - scores.amax((0, 4), keepdim=True))
+    most = scores.amax((0, 4), keepdim=True)
+    if sinks is not None:
+        own = sinks.view(1, kv_heads, -1, 1, 1)
+        most = torch.maximum(most, own)
+    e = torch.exp(scores - most)
+    total = e.sum((0, 4))
+    if sinks is not None:
+        total = total + torch.exp(own - most)[0, ..., 0]
     mixed = torch.matmul(e.view(pages, kv_heads, -1, PAGE).to(qkv.dtype), values)
-    mixed = mixed.float().sum(0) / e.sum((0, 4)).view(kv_heads, -1, 1)
+    mixed = mixed.float().sum(0) / total.view(kv_heads, -1, 1)
     return mixed.view(lanes, -1, length, size).transpose(1, 2).flatten(2).to(qkv.dtype)
 
 

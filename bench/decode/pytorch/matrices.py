@@ -71,6 +71,11 @@ def on_device(stored: Stored, device: torch.device, dtype: torch.dtype) -> Matri
     raise kccl.Error(f"it does not multiply {given.in_files}")
 
 
+def values_of(matrix: Matrix) -> Tensor:
+    """Returns a matrix as numbers, [lanes, rows, columns]."""
+    return matrix.values() if isinstance(matrix, Grouped) else matrix
+
+
 def changed(matrix: Matrix, change: Callable[[Tensor], Tensor]) -> Matrix:
     """Changes the order of lanes and rows, which all tensors of a matrix have."""
     return Grouped(*map(change, matrix)) if isinstance(matrix, Grouped) else change(matrix)

@@ -14,6 +14,7 @@ from ..peer import Peer, Room
 from . import layers
 from .decoder import EAGER, Decoder, Pieces, Span, Weights
 from .device import Cpu, Device, Gpu, Step
+from .experts import one_token
 from .ranks import Alone, Kccl, Nccl, Ranks
 
 # There are two forms: products by cuBLAS, or by torch.compile. Each decodes so many tokens after
@@ -161,8 +162,10 @@ def _compiled_forms() -> dict[str, Pieces]:
             gated=compiled(lambda n, w13, bias: layers.gated(n, w13, product, bias)),
             add_and_norm=add_and_norm,
             attention=paged,
+            experts=experts,
             best=best,
         )
 
     add_and_norm, best = compiled(layers.add_and_norm), compiled(layers.best)
+    experts = compiled(one_token)
     return {"cuBLAS": pieces(layers.by_library), "Inductor": pieces(layers.by_compiler)}

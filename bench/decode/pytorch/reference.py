@@ -2,8 +2,7 @@
 
 The NumPy reference takes minutes for such a model, and a second copy of its weights fits into no
 GPU. So this runs all positions of a prompt and an answer through a layer, and drops its weights.
-Experts with random weights are drawn on the device, by another text than the engine's
-(engine/files/drawn.py has the rule). All is computed in FP32.
+Experts with random weights are drawn on the device (drawn.py). All is computed in FP32.
 """
 
 from __future__ import annotations
@@ -18,19 +17,17 @@ from torch import Tensor
 
 import kccl
 from kccl.engine.files.checkpoint import Checkpoint
-from kccl.engine.files.drawn import FIRST, SCALES, SECOND, WORDS, Drawn
-from kccl.engine.formats import e2m1
 from kccl.engine.formats.base import Stored
 from kccl.engine.model.experts import SWISH
 from kccl.engine.model.program import Op, Program
 
 from ..routers import Routers
 from ..tokens import Expected, Oracle, expected_of, num_parts, tell_parts
-from .matrices import Grouped, Matrix, on_device
+from .drawn import beside, expert_matrix
+from .matrices import on_device, values_of
 
 # The rows of the head that are read at a time.
 _ROWS = 8192
-_BIAS = 127
 
 
 class LayerByLayer(Oracle):
@@ -45,7 +42,6 @@ class LayerByLayer(Oracle):
         self._program = Program(self._config)
         self._dtype: torch.dtype = getattr(torch, checkpoint.dtype)
         self._kept: dict[str, Tensor] = {}
-        self._numbers = torch.tensor(e2m1.NUMBERS, dtype=torch.float32, device=self._device)
 
     def expected(
         self,
@@ -161,7 +157,7 @@ class LayerByLayer(Oracle):
 
     def _out(self, op: Op, attended: Tensor) -> Tensor:
         (matrix,) = self._matrices(op)  # [lanes, hidden, columns of a lane]
-        return attended @ _beside(matrix).T + sum(self._biases(op))
+        return attended @ beside(matrix).T + sum(self._biases(op))
 
     # ---- experts ---------------------------------------------------------------------------------
 
@@ -192,7 +188,7 @@ class LayerByLayer(Oracle):
             else:
                 acts = gate * torch.sigmoid(gate) * up
             (name,) = matrices[1][expert]
-            own = acts @ _beside(self._matrix(name)).T
+            own = acts @ beside(self._matrix(name)).T
             if biases[1]:
                 own = own + self._vector(biases[1][expert][0])
             total.index_add_(0, positions, own * shares[positions, places][:, None])
@@ -218,58 +214,19 @@ class LayerByLayer(Oracle):
 
     def _matrix(self, name: str) -> Tensor:
         """Returns a matrix in FP32, [lanes, rows, columns]; the router has no lanes."""
-        if isinstance(matrix := self._checkpoint.drawn(name), Drawn):
-            return self._drawn(matrix, self._program.shapes[name])
-        read = partial(self._checkpoint.read, name)
         if "experts" in name.split("."):
-            return _values(on_device(read(), self._device, torch.float32))
-        return self._kept_of(name, read).float()
+            return expert_matrix(self._checkpoint, name, self._program.shapes[name], self._device)
+        return self._kept_of(name, partial(self._checkpoint.read, name)).float()
 
     def _kept_of(self, name: str, read: Callable[[], Stored]) -> Tensor:
         """Returns weights that stay on the device: those outside the experts, in 16 bits."""
         if name not in self._kept:
-            self._kept[name] = _values(on_device(read(), self._device, self._dtype))
+            self._kept[name] = values_of(on_device(read(), self._device, self._dtype))
         return self._kept[name]
-
-    def _drawn(self, matrix: Drawn, shape: tuple[int, ...]) -> Tensor:
-        num = int(np.prod(shape)) // 32
-        words = torch.arange(WORDS * num, dtype=torch.int32, device=self._device)
-        words = _mixed(_mixed(words) + _signed(matrix.key)).view(num, WORDS)
-        bits = words[:, :4, None] >> torch.arange(0, 32, 8, dtype=torch.int32, device=self._device)
-        codes = (bits & 255).flatten(1)
-        values = self._numbers[torch.cat((codes & 15, codes >> 4), 1).long()]
-        exponents = (words[:, 4].long() & 0xFFFFFFFF) % SCALES + (matrix.scale - _BIAS)
-        return (values * torch.exp2(exponents.float())[:, None]).view(shape)
 
     def _on_device(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
-def _values(matrix: Matrix) -> Tensor:
-    return matrix.values() if isinstance(matrix, Grouped) else matrix
-
-
-def _beside(matrix: Tensor) -> Tensor:
-    """Puts the lanes of a matrix, [lanes, rows, columns], side by side."""
-    return matrix.transpose(0, 1).flatten(1)
-
-
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word
-
-
-def _shifted(words: Tensor, num: int) -> Tensor:
-    """Shifts words of 32 bits, int32, to the right, without their sign."""
-    return words >> num & (1 << 32 - num) - 1
-
-
-def _mixed(words: Tensor) -> Tensor:
-    words = words ^ _shifted(words, 16)
-    words = words * _signed(FIRST)
-    words = words ^ _shifted(words, 15)
-    words = words * _signed(SECOND)
-    return words ^ _shifted(words, 16)

@@ -1,0 +1,60 @@
+"""Reads matrices of experts into PyTorch. Random ones in MXFP4 are drawn on the device, by another
+text than the engine's (engine/files/drawn.py has the rule).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.drawn import FIRST, SCALES, SECOND, WORDS, Drawn
+from kccl.engine.formats import e2m1
+
+from .matrices import on_device, values_of
+
+_BIAS = 127
+
+
+def expert_matrix(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Returns a matrix of an expert in FP32, [lanes, rows, columns]. shape: the same numbers."""
+    if isinstance(matrix := checkpoint.drawn(name), Drawn):
+        return _drawn(matrix, shape, device)
+    return values_of(on_device(checkpoint.read(name), device, torch.float32))
+
+
+def beside(matrix: Tensor) -> Tensor:
+    """Puts the lanes of a matrix, [lanes, rows, columns], side by side."""
+    return matrix.transpose(0, 1).flatten(1)
+
+
+def _drawn(matrix: Drawn, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    num = int(np.prod(shape)) // 32
+    words = torch.arange(WORDS * num, dtype=torch.int32, device=device)
+    words = _mixed(_mixed(words) + _signed(matrix.key)).view(num, WORDS)
+    bits = words[:, :4, None] >> torch.arange(0, 32, 8, dtype=torch.int32, device=device)
+    codes = (bits & 255).flatten(1)
+    numbers = torch.tensor(e2m1.NUMBERS, dtype=torch.float32, device=device)
+    values = numbers[torch.cat((codes & 15, codes >> 4), 1).long()]
+    exponents = (words[:, 4].long() & 0xFFFFFFFF) % SCALES + (matrix.scale - _BIAS)
+    return (values * torch.exp2(exponents.float())[:, None]).view(shape)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _shifted(words: Tensor, num: int) -> Tensor:
+    """Shifts words of 32 bits, int32, to the right, without their sign."""
+    return words >> num & (1 << 32 - num) - 1
+
+
+def _mixed(words: Tensor) -> Tensor:
+    words = words ^ _shifted(words, 16)
+    words = words * _signed(FIRST)
+    words = words ^ _shifted(words, 15)
+    words = words * _signed(SECOND)
+    return words ^ _shifted(words, 16)
