@@ -18,7 +18,7 @@ from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
 from ..model.variant import TRACING, USUAL, Variant
-from ..monokernel import answer, keeping, loading, weights
+from ..monokernel import answer, keeping, leaving, loading, weights
 from ..monokernel import task as structs
 from ..monokernel.compiled import Kernels, check_sampling, used_drafts, wants_sampling
 from ..monokernel.launching import Compiled, Grids, Launcher
@@ -145,9 +145,9 @@ class DeviceExecutor:
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
         """See Executor."""
         check_sampling(params)
-        form = self._form(params, self._drafts_of(params, overlaps), overlaps)
-        if not self._kernels.has(self._variant, **form):
-            self._load(self._kernels.get(self._variant, **form))
+        for form in self._forms(params, self._drafts_of(params, overlaps), overlaps):
+            if not self._kernels.has(self._variant, **form):
+                self._load(self._kernels.get(self._variant, **form))
 
     def start(
         self,
@@ -164,16 +164,16 @@ class DeviceExecutor:
         self._begin(makes_tokens=True)
         self._set_ids(ids, place)
         self._task.max_tokens = params.max_tokens
-        self._set_sampling(params, drafts, overlaps)
+        decoders = self._decoders(params, drafts, overlaps)
         prefill = self._split_off_prefill() if overlaps else None
 
         def launch() -> None:
             self._copy_beginning(place)
             if prefill is not None:
                 self._grids.prefill(prefill)
-            self._grids.decode(self._decoder, self._task)
+            leaving.run(self._launcher, self._grids, self._task, self._mailbox, decoders)
 
-        if self._launcher.device is not None:
+        if self._launcher.device is not None and len(decoders) == 1:
             launch()
         else:
             # In the simulator a launch returns when the kernel has ended.
@@ -339,16 +339,18 @@ class DeviceExecutor:
         drafts = self.drafts if overlaps and self._variant == USUAL else OFF
         return used_drafts(drafts, params, self._columns)
 
-    def _form(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> dict[str, Any]:
-        """Returns which kernel a request needs, as Kernels.get() takes it."""
-        columns = self._columns if drafts.most else 1
-        return {"samples": wants_sampling(params), "overlaps": overlaps, "columns": columns}
+    def _forms(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> list[Any]:
+        """Returns which kernels a request needs, as dicts of arguments of Kernels.get()."""
+        columns = {drafts.most + 1, 1 if drafts.adapts else drafts.most + 1}
+        form = {"samples": wants_sampling(params), "overlaps": overlaps}
+        return [form | {"columns": each} for each in sorted(columns)]
 
-    def _set_sampling(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> None:
-        """Puts into the task the settings with which the kernel chooses tokens."""
-        self._decoder = self._kernels.get(self._variant, **self._form(params, drafts, overlaps))
+    def _decoders(self, params: SamplingParams, drafts: Drafts, overlaps: bool) -> list[Compiled]:
+        """Puts into the task how kernels choose tokens. Returns them, as for leaving.run()."""
         structs.give_drafts(self._task, self._arena, drafts, self.context, self._ngrams)
         self._loaded.choices.give_to(self._task, params)
+        forms = self._forms(params, drafts, overlaps)
+        return [self._kernels.get(self._variant, **each) for each in forms]
 
     def _run_ids(
         self, ids: Sequence[int], place: Place, *, logits: Sequence[int], columns: int = 1

@@ -21,7 +21,7 @@ using StageStamp = ::KcclDecodeStageStamp;
 
 static_assert(sizeof(Layer) == 48, "Layer: two modules and four words, no padding");
 static_assert(sizeof(Sampling) == 48, "Sampling: five 8-byte fields and two words, no padding");
-static_assert(sizeof(Task) == 8ull * 40 + 4 * 18 + sizeof(Sampling) + 8, "Task: no padding");
+static_assert(sizeof(Task) == 8ull * 40 + 4 * 20 + sizeof(Sampling) + 8, "Task: no padding");
 static_assert(sizeof(Token) == 16, "Token: one packet");
 
 }  // namespace kccl::decode

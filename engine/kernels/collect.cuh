@@ -69,6 +69,20 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
         uint32_t parity = 0;
         Uses uses = uses_of(task.uses);
         uint32_t num_columns = columns_of<S>(task, task.start), begun_parity = 0;
+        // Waits until it is known how many columns the next token step has. Returns false if there
+        // is none.
+        const auto await_columns = [&] {
+            if constexpr (S::kColumns > 1 && !S::kHasSeats) {
+                while (platform::warp_any(!mem::has_completed_now(&shared.begun, begun_parity))) {
+                    if (is_over()) return false;
+                    mem::poll_pause();
+                }
+                begun_parity ^= 1u;
+                num_columns = mem::load_plain(&shared.num_columns);
+            }
+            return true;
+        };
+        if (goes_on(task) && !await_columns()) return;
         for (uint32_t token_step = task.token_step;; ++token_step) {
             for (uint32_t module = 0; module < Dims::kModules; ++module) {
                 const Layer& layer = shared.layers[module / S::kNumModules];
@@ -108,15 +122,7 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                 parity ^= 1u;
             }
             if constexpr (S::kColumns > 1) count_step(&uses, num_columns);
-            if constexpr (S::kColumns > 1 && !S::kHasSeats) {
-                // Waits until it is known how many columns the next token step has.
-                while (platform::warp_any(!mem::has_completed_now(&shared.begun, begun_parity))) {
-                    if (is_over()) return;
-                    mem::poll_pause();
-                }
-                begun_parity ^= 1u;
-                num_columns = mem::load_plain(&shared.num_columns);
-            }
+            if (!await_columns()) return;
         }
     }
 }

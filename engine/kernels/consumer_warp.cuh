@@ -244,6 +244,8 @@ class ConsumerWarp {
     // Waits until all consumer warps have called this. Returns false if a wait of one of them has
     // failed, which ends the request.
     KCCL_DECODE bool meet() { return !meeting_.meet(failed()); }
+    // Meets likewise. Returns whether any thread passed true. No wait may have failed since meet().
+    KCCL_DECODE bool meet_any(bool mine) { return meeting_.meet(mine); }
 
     // ---- The exchange buffer --------------------------------------------------------------------
 

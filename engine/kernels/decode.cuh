@@ -180,7 +180,7 @@ template <class S>
 KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     ConsumerWarp<S> consumer(comm, task, shared);
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
-    Verdict verdict = {0, kKcclEngineGoesOn};
+    Verdict verdict = {goes_on(task) ? mem::load_plain(ids + task.start) : 0, kKcclEngineGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
         consumer.weights().begin_token_step(true);
         if constexpr (S::kHasExperts) {
@@ -197,11 +197,14 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
     if constexpr (S::kSamples) begin_texts(consumer);
     if constexpr (S::kColumns > 1) {
-        if (leads(block())) mem::store_plain(&shared.pace, pace_of(task.draft_pace));
+        if (leads(block())) mem::store_plain(&shared.pace, pace_of(task));
         consumer.end_columns(0, columns_of<S>(task, task.start));
+        if (goes_on(task) && !begin_with_drafts(consumer, verdict.id)) {
+            verdict.end = kKcclEngineCancelled;
+        }
     }
-    for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn;
-         position += consumer.num_kept()) {
+    uint32_t position = task.start;
+    for (; verdict.end == kKcclEngineGoesOn; position += consumer.num_kept()) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
         Bests<S> best = no_bests<S>();
@@ -230,6 +233,7 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
                 mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->uses,
                                                                       word_of(consumer.uses()));
             }
+            if (verdict.end == kLeaves) leave(task, shared, position);
         }
     }
 }

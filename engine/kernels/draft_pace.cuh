@@ -17,10 +17,11 @@ struct Pace {
     uint32_t pause = 0, next_pause = kFirstPause;
 
     KCCL_DECODE uint32_t part(uint32_t at) const { return pace >> at & 255; }
-    KCCL_DECODE uint32_t next() {
-        if (pause == 0) return most;
-        --pause;
-        return 0;
+    // Returns how many token steps without drafts follow now, in the kernel with one column.
+    KCCL_DECODE uint32_t begin_pause() {
+        const uint32_t begun = pause;
+        pause = 0;
+        return begun;
     }
     KCCL_DECODE void learn(uint32_t num_drafts, uint32_t num_accepted) {
         drafts += num_drafts;
@@ -42,12 +43,25 @@ struct Pace {
     }
 };
 
-// Returns the Pace of a request that begins. pace: the task's.
-KCCL_DECODE Pace pace_of(uint32_t pace) {
-    Pace begins = {};
-    begins.pace = pace;
-    begins.most = begins.part(kKcclEngineFirstAt);
-    return begins;
+// A Pace that no pause has, in a word (Task.pace): it is never 0.
+KCCL_DECODE uint32_t word_of(const Pace& pace) {
+    return 1u << 31 | pace.next_pause << 16 | pace.accepted << 12 | pace.drafts << 8 |
+           pace.trial << 4 | pace.most;
+}
+
+// Returns the Pace of a request that begins, or that another kernel has left to this one.
+KCCL_DECODE Pace pace_of(const Task& task) {
+    Pace pace = {};
+    pace.pace = task.draft_pace;
+    pace.most = pace.part(kKcclEngineFirstAt);
+    if (task.pace != 0) {
+        pace.most = task.pace & 15;
+        pace.trial = task.pace >> 4 & 15;
+        pace.drafts = task.pace >> 8 & 15;
+        pace.accepted = task.pace >> 12 & 15;
+        pace.next_pause = task.pace >> 16 & 1023;
+    }
+    return pace;
 }
 
 // In a kernel with one column this is empty.
@@ -63,6 +77,7 @@ struct SharedDrafts<S, true> {
     uint32_t verdicts[S::kColumns];
     uint32_t room;         // how many drafts the next token step may have
     uint32_t num_columns;  // of the next token step
+    uint32_t rest;         // how many token steps have no drafts now, if drafts pause
     // [column], with seats: what ends its request or the round, as bits of ControlWord::small.
     uint32_t wishes[S::kHasSeats ? S::kColumns : 1];
     uint32_t places[S::kWarps];  // each warp's best place to copy drafts from

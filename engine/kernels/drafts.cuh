@@ -42,14 +42,31 @@ class Text {
     const uint32_t position_;
 };
 
+// The ids of a text that all lie in Task.ids, except for the newest one.
+class StoredText {
+  public:
+    KCCL_DECODE StoredText(const Task& task, uint32_t num, int32_t newest)
+        : ids_(reinterpret_cast<const int32_t*>(task.ids)), num_(num), newest_(newest) {}
+
+    KCCL_DECODE uint32_t num() const { return num_; }
+    KCCL_DECODE int32_t id(uint32_t i) const {
+        return i + 1 < num_ ? mem::load_plain(ids_ + i) : newest_;
+    }
+
+  private:
+    const int32_t* const ids_;
+    const uint32_t num_;
+    const int32_t newest_;
+};
+
 // A place in the text that drafts may be copied from, packed in a word. The upper bits have the
 // length of the match: how many ids in front of the place equal those at the text's end. The lower
 // bits have its position. So the largest place is the best. 0 is none.
 constexpr uint32_t kFewestAlike = 3, kMostAlike = 16, kPlaceBits = 27;
 
 // Returns the best place among this thread's share of the text.
-template <class S>
-KCCL_DECODE uint32_t best_place(const ConsumerWarp<S>& consumer, const Text<S>& text) {
+template <class S, class Ids>
+KCCL_DECODE uint32_t best_place(const ConsumerWarp<S>& consumer, const Ids& text) {
     const uint32_t own = consumer.warp_index() * platform::kWarpSize + consumer.thread();
     const int32_t last = text.id(text.num() - 1);
     uint32_t best = 0;
@@ -84,8 +101,8 @@ KCCL_DECODE void propose_predicted(ConsumerWarp<S>& consumer, uint32_t num_ids, 
 
 // Proposes ids that follow on the text by the table of n-grams, as Ngrams in host/ngrams.h does.
 // Called by one warp. Each of its first threads looks for a run of another length.
-template <class S>
-KCCL_DECODE void propose_by_ngrams(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_t room) {
+template <class S, class Ids>
+KCCL_DECODE void propose_by_ngrams(ConsumerWarp<S>& consumer, const Ids& text, uint32_t room) {
     constexpr uint32_t kMost = kKcclEngineNgramIds;
     const KcclEngineNgrams& table = consumer.task().ngrams;
     const auto* const words = reinterpret_cast<const uint32_t*>(table.words);
@@ -129,9 +146,10 @@ KCCL_DECODE void propose_by_ngrams(ConsumerWarp<S>& consumer, const Text<S>& tex
 }
 
 // Proposes at most `room` drafts for the next token step, and writes them and its number of columns
-// into shared memory. Called by all consumer warps. Returns false if a wait failed.
-template <class S>
-KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_t room) {
+// into shared memory. text: a Text or a StoredText. Called by all consumer warps. Returns false if
+// a wait failed.
+template <class S, class Ids>
+KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Ids& text, uint32_t room) {
     static_assert(S::kContext < 1u << kPlaceBits, "a place has room");
     Shared<S>& shared = consumer.shared();
     if (consumer.task().num_predicted != 0) {
@@ -162,14 +180,19 @@ KCCL_DECODE bool propose(ConsumerWarp<S>& consumer, const Text<S>& text, uint32_
     return consumer.meet();
 }
 
-// Returns how many drafts may follow on the token whose place in the text is `position`. The
+// Returns how many drafts the text has room for behind the token whose place is `position`. The
 // request and the context must have room for one more token behind each draft.
 template <class S>
-KCCL_DECODE uint32_t room_for_drafts(const Task& task, uint32_t position) {
+KCCL_DECODE uint32_t room_in_text(const Task& task, uint32_t position) {
     const uint32_t num_ids = position + 1;
     const uint32_t of_answer = task.max_tokens - (num_ids - task.num_ids);
-    const uint32_t room = least_of(of_answer, S::kContext - num_ids) - 1;
-    return least_of(room, least_of(task.most_drafts, S::kColumns - 1));
+    return least_of(of_answer, S::kContext - num_ids) - 1;
+}
+
+// Returns how many drafts may follow on that token in this kernel.
+template <class S>
+KCCL_DECODE uint32_t room_for_drafts(const Task& task, uint32_t position) {
+    return least_of(room_in_text<S>(task, position), least_of(task.most_drafts, S::kColumns - 1));
 }
 
 }  // namespace kccl::decode

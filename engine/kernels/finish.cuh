@@ -7,8 +7,8 @@
 // (attend_columns.cuh).
 #pragma once
 
-#include "drafts.cuh"
 #include "endings.cuh"
+#include "leaving.cuh"
 #include "sample.cuh"
 
 namespace kccl::decode {
@@ -29,7 +29,7 @@ KCCL_DECODE bool makes_token(const Task& task, uint32_t position) {
 // The result of a token step: the token for the next position, whether the request ends, and why.
 struct Verdict {
     int32_t id;
-    uint32_t end;  // KcclEngineEnd
+    uint32_t end;  // KcclEngineEnd, or kLeaves
 };
 
 // Stores a column's token and its verdict in shared memory. A token step keeps no token behind one
@@ -54,14 +54,16 @@ KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uin
         mem::store_plain(reinterpret_cast<int32_t*>(task.ids) + position + 1, id);
     }
     if (is_accepted) return;
-    uint32_t room = makes_drafts ? room_for_drafts<S>(task, position + 1) : 0;
+    uint32_t room = makes_drafts ? room_for_drafts<S>(task, position + 1) : 0, rest = 0;
     if (makes_drafts && task.draft_pace != 0) {
         Pace pace = mem::load_plain(&shared.pace);
         pace.learn(consumer.num_columns() - 1 - first, column - first + (is_draft ? 1u : 0));
-        if (room != 0) room = least_of(room, pace.next());
+        if (room != 0) rest = pace.begin_pause();
+        room = rest == 0 ? least_of(room, pace.most) : 0;
         mem::store_plain(&shared.pace, pace);
     }
     mem::store_plain(&shared.room, room);
+    mem::store_plain(&shared.rest, rest);
     mem::store_plain(&shared.num_columns, columns_of<S>(task, position + 1));
 }
 
@@ -89,6 +91,11 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& 
     if constexpr (S::kColumns == 1) {
         mem::store_plain(&consumer.shared().token, chosen.id);
         mem::store_plain(&consumer.shared().end, end);
+        // The text is complete then, if a kernel with more columns goes on.
+        if (task.draft_pace != 0 && end == kKcclEngineGoesOn && !is_prompt &&
+            consumer.block() == 0) {
+            mem::store_plain(reinterpret_cast<int32_t*>(task.ids) + position + 1, chosen.id);
+        }
     } else if constexpr (S::kHasSeats) {
         mem::store_plain(&consumer.shared().tokens[column], chosen.id);
         // Any end but kKcclEngineGoesOn ends the round.
@@ -147,11 +154,13 @@ KCCL_DECODE bool choose_in_columns(ConsumerWarp<S>& consumer, uint32_t position,
                     mem::load_plain(&shared.verdicts[column])};
         if (verdict->end != kIsAccepted) break;
     }
-    const uint32_t room = verdict->end == kKcclEngineGoesOn ? mem::load_plain(&shared.room) : 0;
+    const bool goes_on = verdict->end == kKcclEngineGoesOn;
+    const uint32_t room = goes_on ? mem::load_plain(&shared.room) : 0;
     if (room != 0 && !propose(consumer, Text<S>(consumer, position, first, column), room)) {
         return false;
     }
     consumer.end_columns(column + 1, mem::load_plain(&shared.num_columns));
+    if (goes_on && lacks_drafts(consumer, room)) verdict->end = kLeaves;
     if (verdict->end == kKcclEngineGoesOn && consumer.warp_index() == 0 && leads(warp())) {
         mem::arrive(&shared.begun);
     }
@@ -222,6 +231,10 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
         if (consumer.warp_index() == 0) judge(consumer, position, all, chosen, 0, 0);
         if (!consumer.meet()) return false;
         *verdict = {mem::load_plain(&shared.token), mem::load_plain(&shared.end)};
+        if (verdict->end == kKcclEngineGoesOn && makes_token(task, position) &&
+            finds_drafts(consumer, position, verdict->id)) {
+            verdict->end = kLeaves;
+        }
     }
     consumer.end_op();
     consumer.next_token_step();

@@ -54,7 +54,8 @@ KCCL_DECODE void begin_text(const ConsumerWarp<S>& consumer, const Task& task) {
     }
 }
 
-// Does so for the requests that begin. A request with a seat may have begun in an earlier round.
+// Does so for the requests that begin. A request with a seat may have begun in an earlier round,
+// and one with drafts in another kernel (leaving.cuh).
 template <class S>
 KCCL_DECODE void begin_texts(const ConsumerWarp<S>& consumer) {
     if constexpr (S::kHasSeats) {
@@ -63,7 +64,7 @@ KCCL_DECODE void begin_texts(const ConsumerWarp<S>& consumer) {
             if (task.start < task.num_ids) begin_text(consumer, task);
         }
     } else {
-        begin_text(consumer, consumer.task());
+        if (!goes_on(consumer.task())) begin_text(consumer, consumer.task());
     }
 }
 

@@ -71,14 +71,26 @@ def drafts_of(token: Any) -> tuple[int, int, bool]:
 
 def begin(task: Any, mailbox: Any) -> None:
     """Makes `task` the next request behind those that `mailbox` has counted, without tokens."""
+    _count_on(task, mailbox)
+    task.number += 1
+    task.max_tokens = task.only_reads = task.traced = 0
+    task.most_drafts = task.draft_pace = task.num_predicted = task.rest = task.pace = 0
+    task.logits = NO_LOGITS
+
+
+def go_on(task: Any, mailbox: Any) -> None:
+    """Makes `task` the rest of its request, which a kernel has left (kernels/leaving.cuh)."""
+    _count_on(task, mailbox)
+    task.start, task.rest, task.pace = mailbox.start, mailbox.rest, mailbox.pace
+    mailbox.left = 0
+
+
+def _count_on(task: Any, mailbox: Any) -> None:
+    """Gives `task` the counters that the last kernel has left in the mailbox."""
     task.token_step, task.exchange = mailbox.token_steps, mailbox.exchanges
     # Every token step uses column 0, but kernels with one column do not count that.
     bits = task.token_step & 1 | (task.token_step >> 1 & 1) << _USES_BITS
     task.uses = mailbox.uses & ~(1 | 1 << _USES_BITS) | bits
-    task.number += 1
-    task.max_tokens = task.only_reads = task.traced = 0
-    task.most_drafts = task.draft_pace = task.num_predicted = 0
-    task.logits = NO_LOGITS
 
 
 def table_at(arena: Arena, ngrams: Ngrams | None) -> dict[str, int] | None:
@@ -103,7 +115,7 @@ def give_drafts(
     if ngrams is not None:
         task.ngrams = ngrams if drafts.uses_ngrams else ngrams | {"words": 0}
     task.most_drafts = drafts.most
-    task.draft_pace = GPU_PACE.packed if drafts.adapts else 0
+    task.draft_pace = GPU_PACE.packed if drafts.adapts and drafts.most else 0
     some = drafts.prediction[: context - task.num_ids]
     if drafts.most and some:
         arena.write(task.ids + 4 * (context + task.num_ids), np.asarray(some, np.int32))
