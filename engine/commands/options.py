@@ -114,8 +114,8 @@ def add_weights_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         choices=ROUNDED,
-        help="to which the matrices of layers are rounded while they are read; on AMD's GPUs none "
-        "(as stored)",
+        help="to which the matrices of layers are rounded while they are read; on AMD's GPUs, "
+        "where all get one format (as stored)",
     )
 
 

@@ -121,25 +121,25 @@ class BatchedDevice(DeviceExecutor):
         self._is_batch = self._is_ending = False
         self._round = 0  # the number of the round that runs; 0: none
         self._batch_error: BaseException | None = None
-        self._decoders: dict[bool, Compiled] = {}  # by whether it samples
+        self._of_rounds: dict[bool, Compiled] = {}  # by whether it samples
 
     def _prepare_round(self, requests: Sequence[SamplingParams]) -> None:
         """Compiles and loads the kernel for these requests, if it is a new one. No kernel runs on
         any rank then, because a GPU may load none while a kernel waits for another rank.
         """
         samples = any(map(wants_sampling, requests))
-        if samples not in self._decoders:
+        if samples not in self._of_rounds:
             columns = self._tuning.seats
-            self._decoders[samples] = self._kernels.get(
+            self._of_rounds[samples] = self._kernels.get(
                 samples=samples, columns=columns, has_seats=True
             )
             task = structs.new_task(self._task)
             structs.begin(task, self._mailbox)
             task.only_reads, task.num_ids, task.num_seats = 1, 0, 0
-            self._grids.decode(self._decoders[samples], task)
+            self._grids.decode(self._of_rounds[samples], task)
             self._launcher.wait()
             self._comm.gather_objects(None)
-        self._round_decoder = self._decoders[samples]
+        self._round_decoder = self._of_rounds[samples]
 
     # ---- what Batch calls ------------------------------------------------------------------------
 

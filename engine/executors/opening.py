@@ -205,10 +205,9 @@ def read_for(
         BACKENDS[backend].keeps, is_alike=BACKENDS[backend].has_layers_alike
     )
     if BACKENDS[backend].has_products_alike and len(formats_of_layers(kept)) > 1:
-        of_experts = {kept.formats[kind].name for kind in KINDS if _is_of_experts(kept, kind)}
-        kept = checkpoint.as_dtype(usual).as_stored({*DTYPES, *of_experts})
-        if len(formats_of_layers(kept)) > 1:
-            return checkpoint.as_dtype(usual).as_stored(DTYPES)
+        plain = checkpoint.as_dtype(usual).as_stored(DTYPES)
+        of_experts = {kind: kept.formats[kind] for kind in KINDS if _is_of_experts(kept, kind)}
+        return plain.with_formats(plain.formats | of_experts)
     return kept
 
 

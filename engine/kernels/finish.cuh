@@ -70,7 +70,7 @@ KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uin
 // Decides whether the request ends with the token that was chosen from a column's logits, and
 // leaves the verdict in shared memory for the block. In block 0, also reports the token to the
 // host. begin: the position of column 0. all: the combination of all blocks' control words. Called
-// by warp 0.
+// by one warp: warp 0, or with seats the one that has waited for the column.
 template <class S>
 KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& all,
                        const Chosen& chosen, uint32_t column, uint32_t first) {

@@ -10,9 +10,10 @@
 
 namespace kccl::decode {
 
+// Each column needs a block that computes its mean.
 template <class S>
-constexpr bool kSharesMean =
-    S::kHasSeats && S::kWorldSize == 1 && S::kNumResiduals > S::kNumHeadParts;
+constexpr bool kSharesMean = S::kHasSeats && S::kWorldSize == 1 &&
+                             (S::kNumResiduals > S::kNumHeadParts) && (S::kBlocks >= S::kColumns);
 
 // Returns the slot of float4 `row` of residual `each` behind the last module.
 template <class S>

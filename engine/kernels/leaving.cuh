@@ -26,8 +26,9 @@ KCCL_DECODE bool lacks_drafts(ConsumerWarp<S>& consumer, uint32_t room) {
     const Task& task = consumer.task();
     if (task.draft_pace == 0) return false;
     if (mem::load_plain(&consumer.shared().rest) != 0) return true;
-    return room != 0 && task.ngrams.words == 0 &&
-           mem::load_plain(&consumer.shared().num_columns) == 1;
+    // The table proposes nothing where the host has predicted the text.
+    const bool uses_table = task.ngrams.words != 0 && task.num_predicted == 0;
+    return room != 0 && !uses_table && mem::load_plain(&consumer.shared().num_columns) == 1;
 }
 
 // Tells whether the kernel with one column leaves the request, because the next token step has

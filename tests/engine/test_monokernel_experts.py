@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,6 +152,12 @@ def test_experts_may_have_another_format_on_amds_gpus():
     assert formats["hip"]["expert_down"] == "mxfp4"
     in_fp8 = random_checkpoint("tiny-qwen3-moe", **FP8)
     assert read_for(in_fp8, "hip", None).formats["expert_down"].name == "e4m3_128"
+    # All but the router in one format: attention expands, experts do not.
+    all_fp8 = dict.fromkeys(("wq", "wk", "wv", "wo"), "e4m3_128")
+    in_fp8 = random_checkpoint("tiny-qwen3-moe", **FP8 | {"stored": FP8["stored"] | all_fp8})
+    found = read_for(in_fp8, "hip", None).formats
+    assert (found["qkv"].name, found["expert_down"].name) == ("bfloat16", "e4m3_128")
+    assert not any("." in kind for kind in found)
 
 
 @pytest.mark.parametrize("kind", ["expert_gate_up", "expert_down"])

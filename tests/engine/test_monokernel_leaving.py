@@ -92,7 +92,7 @@ def test_every_end_comes_in_either_kernel(stop):
     pausing = Drafts(2, adapts=True, prediction=wrong)
     short = GREEDY | {"max_tokens": stop}
     (found,) = answers("tiny-llama", 3, [(pausing, short)])
-    assert told(found[:-1]) == told(plain[: stop - 1]) and found[-1].end == "length"
+    assert told(found[:-1]) == told(plain[: stop - 1]) and found[-1].end == "max_tokens"
     stopped = GREEDY | {"stop_ids": [plain[stop].id]}
     expected, found = answers("tiny-llama", 3, [(OFF, stopped), (pausing, stopped)])
     assert told(found) == told(expected)

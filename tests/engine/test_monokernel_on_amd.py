@@ -26,8 +26,8 @@ DECODE_SPILLS = {
     ("laneformer-2b", False): (12, 208),
     ("llama-1b", False): (146, 592),
     ("llama-1b", True): (142, 672),
-    ("gpt-oss-20b", False): (80, 448),
-    ("qwen3-30b-a3b", False): (48, 336),
+    ("gpt-oss-20b", False): (96, 512),
+    ("qwen3-30b-a3b", False): (64, 384),
 }
 # Whole models on one MI300X, with gpt-oss's experts as they are stored.
 MIXTURES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
@@ -97,7 +97,7 @@ def test_mixtures_compile(model, headers, tmp_path):
     assert tuning.weights_in_registers and tuning.chunk > 1 and tuning.parked == 0
     source = source_of(PROGRAMS[model], 1, CONTEXT, tuning)
     assembly = compile_hip(source, "gfx942", tmp_path, headers)
-    for kernel, most in (("6decode14", DECODE_SPILLS[model, False]), ("7prefill14", (0, 128))):
+    for kernel, most in (("6decode14", DECODE_SPILLS[model, False]), ("7prefill14", (32, 384))):
         (numbers,) = (n for name, n in amd_metadata(assembly).items() if kernel in name)
         assert numbers["vgpr_count"] * numbers["max_flat_workgroup_size"] // 256 <= 512
         assert numbers["vgpr_spill_count"] <= most[0]

@@ -30,6 +30,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     # The messages of the first layer land in the third.
     "tiny-laneformer": {"num_layers": 3, "window": 4, "window_layers": 2},
     "tiny-llama": {"num_layers": 1},
+    "tiny-laneformer of 2": {"num_layers": 2, "num_lanes": 2, "window_layers": 1},
 }
 SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_k": 12, "logprobs": True, "top_logprobs": 2}
 # The prompt, how its tokens are chosen, and behind how many tokens of the request before it joins.
@@ -46,7 +47,7 @@ SHORT = [REQUESTS[0], REQUESTS[1], REQUESTS[3]]
 
 @cache
 def checkpoint(model: str) -> Checkpoint:
-    return random_checkpoint(model, **SMALL | LAYERS[model])
+    return random_checkpoint(model.partition(" ")[0], **SMALL | LAYERS[model])
 
 
 def told(tokens: list[Any]) -> list[Any]:
@@ -176,8 +177,13 @@ def test_more_requests_than_seats(model, ranks, tuning, warp_size):
 
 
 @pytest.mark.long
-def test_blocks_share_the_mean_of_the_residuals():
-    assert together("tiny-laneformer", SHORT) == alone("tiny-laneformer", SHORT)
+@pytest.mark.parametrize(
+    ("model", "blocks"), [("tiny-laneformer", 4), ("tiny-laneformer of 2", SEATS - 1)]
+)
+def test_blocks_share_the_mean_of_the_residuals(model, blocks):
+    """Where there are fewer blocks than requests, each block computes all of it."""
+    tuning = replace(TUNING, blocks=blocks)
+    assert together(model, SHORT, tuning=tuning) == alone(model, SHORT, tuning)
 
 
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
