@@ -29,9 +29,13 @@ def as_often_as_on_a_gpu(amd, monkeypatch):
     monkeypatch.setattr(abi, "GPU_POLLS_PER_CHECK", lib.kKcclGpuPollsPerCheck)
 
 
+# Layers with a window of keys.
+LAYERS = {"tiny-laneformer": {"window": 3, "window_layers": 1}}
+LAYERS["tiny-gpt-oss"] = {"window_layers": (0,)}
+
+
 def checkpoint(model):
-    layers = {"window": 3, "window_layers": 1} if model == "tiny-laneformer" else {}
-    return random_checkpoint(model, **SMALL, **layers)
+    return random_checkpoint(model, **SMALL, **LAYERS.get(model, {}))
 
 
 @pytest.mark.long
