@@ -242,7 +242,14 @@ void Program::parse_line(std::string_view line) {
     Instruction out;
     out.line = line;
     out.name = without_encoding(name);
-    const Opcode* const opcode = find_opcode(out.name);
+    // With the modifier "clamp" an instruction is another one, because few are known with it.
+    constexpr std::string_view kClamp = " clamp";
+    std::string key(out.name);
+    if (line.ends_with(kClamp)) {
+        key += kClamp;
+        line.remove_suffix(kClamp.size());
+    }
+    const Opcode* const opcode = find_opcode(key);
     if (opcode == nullptr) throw Error("unknown instruction " + std::string(name));
     out.run = opcode->run;
     out.unit = opcode->unit;

@@ -1,5 +1,6 @@
 // Vector instructions on integers and bits, comparisons, and moves between lanes.
 #include <algorithm>
+#include <bit>
 
 #include "wave.h"
 
@@ -198,6 +199,7 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_mov_b64", [](Wave& w, In in) { set_wide(w, in, wide(w, in, 1)); });
     add("v_add_u32", binary<[](U a, U b) { return a + b; }>);
     add("v_sub_u32", binary<[](U a, U b) { return a - b; }>);
+    add("v_sub_u32 clamp", binary<[](U a, U b) { return (a > b ? a - b : 0); }>);
     add("v_subrev_u32", binary<[](U a, U b) { return b - a; }>);
     add("v_mul_lo_u32", binary<[](U a, U b) { return a * b; }>);
     add("v_mul_hi_u32", binary<[](U a, U b) { return static_cast<U>(UU{a} * b >> 32); }>);
@@ -230,6 +232,7 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_mul_lo_u16", binary<[](U a, U b) { return (a * b) & 0xffff; }>);
     add("v_lshlrev_b16", binary<[](U a, U b) { return (b << (a & 15)) & 0xffff; }>);
     add("v_lshrrev_b16", binary<[](U a, U b) { return ((b & 0xffff) >> (a & 15)); }>);
+    add("v_bcnt_u32_b32", binary<[](U a, U b) { return static_cast<U>(std::popcount(a)) + b; }>);
     add("v_bfm_b32", binary<[](U a, U b) { return ((1u << (a & 31)) - 1) << (b & 31); }>);
     add("v_pack_b32_f16", binary<[](U a, U b) { return (a & 0xffff) | b << 16; }>);
     add("v_add3_u32", ternary<[](U a, U b, U c) { return a + b + c; }>);
