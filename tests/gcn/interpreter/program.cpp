@@ -190,9 +190,7 @@ std::string_view without_encoding(std::string_view name) {
     }
     return name;
 }
-
 }  // namespace
-
 Program::Program(std::string text) : text_(std::move(text)) {
     std::string_view rest = text_;
     int number = 0;
@@ -242,14 +240,9 @@ void Program::parse_line(std::string_view line) {
     Instruction out;
     out.line = line;
     out.name = without_encoding(name);
-    // With the modifier "clamp" an instruction is another one, because few are known with it.
-    constexpr std::string_view kClamp = " clamp";
-    std::string key(out.name);
-    if (line.ends_with(kClamp)) {
-        key += kClamp;
-        line.remove_suffix(kClamp.size());
-    }
-    const Opcode* const opcode = find_opcode(key);
+    const std::string_view clamp = line.ends_with(" clamp") ? " clamp" : "";
+    line.remove_suffix(clamp.size());
+    const Opcode* const opcode = find_opcode(std::string(out.name).append(clamp));
     if (opcode == nullptr) throw Error("unknown instruction " + std::string(name));
     out.run = opcode->run;
     out.unit = opcode->unit;
