@@ -7,9 +7,9 @@ from math import gcd
 import kccl
 
 from ..base.core import lib
-from ..model.config import ModelConfig
 from ..model.ops import KINDS
 from ..model.program import Program
+from .chunks import chunk_shares, chunk_stages, chunk_warps, fitted_to_memory, kv_strands_for
 from .layout import (
     TILE,
     Product,
@@ -57,16 +57,6 @@ _LEAST_KV_STRANDS, _LANE_KV_STRANDS = 4, 8
 # The most blocks of all ranks. Where one warp waits for all of them, each of 32 threads waits for
 # every 32nd block, and has 32 bits to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS: int = lib.kKcclDecodeMostBlocks
-# A partial result of attention has so many numbers behind those of a head. Prefill merges so many
-# partial results at a time.
-_PART_EXTRA: int = 4 * lib.kKcclDecodePartialFloat4s
-_FOLD: int = lib.kKcclDecodeFold
-# The share of a block's shared memory that prefill's partial results may take. They lie in the ring
-# of vectors, and the rest of the kernel needs shared memory, too.
-_LEAST_CHUNK_STAGES, _MOST_OF_SHARED = 5, 2 / 3
-# That share in a mixture of experts. A block holds the sums of few rows there, so more is left. And
-# with fewer KV strands decode would have fewer warps for attention.
-_MOST_OF_SHARED_IN_MIXTURE = 0.7
 
 
 def tuning_for(
@@ -108,7 +98,9 @@ def tuning_for(
     if c.experts is not None:
         kind = replace(kind, chunk=kind.chunk_of_experts, chunk_steps=kind.chunk_steps_of_experts)
     has_chunks = kind.chunk > 1
-    kv_strands = _kv_strands(c, kind, machine.shared_bytes) if has_chunks else kind.most_kv_strands
+    kv_strands = kind.most_kv_strands
+    if has_chunks:
+        kv_strands = kv_strands_for(c, kind, machine.shared_bytes)
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
     block_bytes = sum(each.nbytes for each in products_of(program, lanes)) // blocks
     # In a Laneformer other lanes' work hides the time of attention. More KV splits would only mean
@@ -117,7 +109,10 @@ def tuning_for(
     if c.experts is not None and kv_strands < kind.most_kv_strands:
         least = kind.kv_strands_of_experts
     kv_splits = _kv_splits(kv_heads, blocks // groups, kv_strands, least)
-    chunk_warps = _chunk_warps(program, lanes // groups, blocks // groups, kind)
+    if c.experts is not None and has_chunks:
+        of_residual = lanes // groups, blocks // groups
+        kind = fitted_to_memory(program, of_residual, kind, warps, kv_strands, machine.shared_bytes)
+    warps_of_chunk = chunk_warps(program, lanes // groups, blocks // groups, kind)
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -138,11 +133,11 @@ def tuning_for(
         weights_in_registers=kind.weights_in_registers,
         others=-(warps + 2) % kind.warps_together + 2,
         chunk=kind.chunk if has_chunks else 1,
-        chunk_others=-(chunk_warps + 1) % kind.warps_together + 1,
-        chunk_warps=chunk_warps,
-        chunk_stages=_chunk_stages(c, kind, kv_strands),
+        chunk_others=-(warps_of_chunk + 1) % kind.warps_together + 1,
+        chunk_warps=warps_of_chunk,
+        chunk_stages=chunk_stages(c, kind, kv_strands),
         chunk_steps=kind.chunk_steps,
-        chunk_shares=max(1, kind.chunk // kind.chunk_share) if c.experts is not None else 1,
+        chunk_shares=chunk_shares(kind) if c.experts is not None else 1,
     )
 
 
@@ -281,59 +276,3 @@ def _stagger_ns(program: Program, groups: int, block_bytes: int, kind: Kind, ahe
         return 0
     of_layer = block_bytes // (_PAIR if groups == _PAIR else _STAGGERS_OF_LAYER)
     return min(of_layer, ahead) // kind.bytes_per_ns
-
-
-def _kv_strands(c: ModelConfig, kind: Kind, shared_bytes: int) -> int:
-    """Returns the KV strands of a KV head: as many as prefill has room for. They change bits, so
-    they depend only on the model and the kind of device.
-    """
-    kv_strands = kind.most_kv_strands
-    share = _MOST_OF_SHARED if c.experts is None else _MOST_OF_SHARED_IN_MIXTURE
-    while kv_strands > 1 and (_partial_bytes(c, kind, kv_strands) > share * shared_bytes):
-        kv_strands //= 2
-    return kv_strands
-
-
-def _partial_bytes(c: ModelConfig, kind: Kind, kv_strands: int) -> int:
-    """Returns the bytes of the partial results of all KV strands, for queries that share a
-    multiplication, and of the nodes above them: ChunkLayout::Partials in kernels/prefill_shape.cuh.
-    """
-    nodes = -(-kv_strands // _FOLD)
-    queries = max(kind.vectors, c.num_heads // c.num_kv_heads)
-    return (kv_strands + nodes) * queries * (c.head_dim + _PART_EXTRA) * 4
-
-
-def _chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
-    """Returns the number of warps that copies the fewest vectors. A product copies its vectors anew
-    for each row tile, and for each part of the positions that a warp multiplies. A residual has
-    `blocks` blocks.
-    """
-    positions = kind.chunk // kind.vectors
-
-    def copied(warps: int) -> int:
-        columns = 0
-        for each in products_of(program, lanes):
-            tiles = -(-each.rows // TILE // blocks)
-            parts = chunk_parts(tiles, positions, warps)
-            columns += each.columns * each.lanes * -(-tiles * parts // warps)
-        return columns
-
-    return min(kind.chunk_warps, key=copied)
-
-
-def chunk_parts(tiles: int, vectors: int, warps: int) -> int:
-    """Returns the number of parts into which prefill cuts the positions of a chunk, so that each of
-    a block's warps has work: ChunkPlan::parts in kernels/prefill_shape.cuh.
-
-    Args:
-        tiles: Row tiles of the block.
-        vectors: The positions in units of the vectors that a multiplication takes.
-        warps: The warps that compute.
-    """
-    return next((n for n in range(1, vectors) if vectors % n == 0 and tiles * n >= warps), vectors)
-
-
-def _chunk_stages(c: ModelConfig, kind: Kind, kv_strands: int) -> int:
-    """Returns the stages of a ring of vectors: enough for the partial results of attention."""
-    stage = kind.chunk_steps * kind.chunk * TILE * 4
-    return max(_LEAST_CHUNK_STAGES, -(-_partial_bytes(c, kind, kv_strands) // stage))

@@ -13,12 +13,12 @@ from kccl.engine.model.config import ModelConfig
 from kccl.engine.model.ops import PRODUCTS
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel import layout
+from kccl.engine.monokernel.chunks import chunk_parts
 from kccl.engine.monokernel.launching import KERNELS
 from kccl.engine.monokernel.machine import Kind
 from kccl.engine.monokernel.sequence import name_of
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.source import source_of
-from kccl.engine.monokernel.tuning import chunk_parts
 
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 192, "context": 64, "num_layers": 2}
 LANEFORMER = {

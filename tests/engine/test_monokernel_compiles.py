@@ -63,18 +63,26 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [*OF_MONOKERNEL, "gpt-oss-120b", "qwen3-30b-a3b"])
-def test_a_tuning_fits_a_multiprocessor(model, headers):
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [
+        *((model, None) for model in (*OF_MONOKERNEL, "gpt-oss-120b", "qwen3-30b-a3b")),
+        # Fewer blocks hold more sums each.
+        *(("gpt-oss-120b", 64), ("gpt-oss-120b", 32)),
+    ],
+)
+def test_a_tuning_fits_a_multiprocessor(model, blocks, headers):
     library = find_nvrtc()
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
     program = Program(MODELS[model])
     # With more ranks a block has fewer rows.
-    tuning = tuning_for(program, 1, H200)
+    tuning = tuning_for(program, 1, H200, blocks)
     source, _, _ = source_of(program, 1, CONTEXT, tuning).partition("KCCL_KERNEL_OF(")
     facts = "sizeof(Shared<Model>), sizeof(PrefillShared<Model>)"
     if program.config.experts is not None:
         facts += ", sizeof(ExpertsArea<Model>), sizeof(VectorRing<Model>::stage)"
+        facts += " + sizeof(BesideVectors<Model>::totals)"
     source += f"""
 using namespace kccl::decode;
 __device__ const unsigned long long kFacts[] = {{{facts}}};
