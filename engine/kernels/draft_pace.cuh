@@ -43,7 +43,7 @@ struct Pace {
     }
 };
 
-// A Pace that no pause has, in a word (Task.pace): it is never 0.
+// Packs a Pace outside of a pause into a word (Task.pace), which is never 0.
 KCCL_DECODE uint32_t word_of(const Pace& pace) {
     return 1u << 31 | pace.next_pause << 16 | pace.accepted << 12 | pace.drafts << 8 |
            pace.trial << 4 | pace.most;

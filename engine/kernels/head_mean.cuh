@@ -1,8 +1,8 @@
 // Stages the mean of all residuals, which the head multiplies, in a kernel with seats. Elsewhere
 // each block computes all of it (stage_mean). With several requests, reading all of their residuals
 // twice in each block would take longer than one more exchange. So each block computes a share of
-// one column's mean. The blocks exchange the shares as plain float4s, because a mean has all its
-// bits.
+// one column's mean. The blocks exchange the shares as plain float4s behind fences, because a mean
+// uses every bit of a word, so that none is left for a flag.
 #pragma once
 
 #include "math.cuh"

@@ -204,6 +204,8 @@ KCCL_DECODE typename ChunkLayout<S>::Sent::Type output_of_lane(PrefillConsumer<S
     return C::Sent::pack(as_message<S>(total));
 }
 
+// Returns where a rank receives float4 `index4` of what the experts give position `number` in a
+// lane of all ranks.
 template <class S>
 KCCL_DECODE auto* output_at(PrefillConsumer<S>& consumer, int rank, uint32_t lane, uint32_t index4,
                             uint32_t number) {

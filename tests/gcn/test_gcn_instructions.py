@@ -141,7 +141,7 @@ def test_instructions_on_integers(code):
 
 @pytest.mark.parametrize("code", HALVES)
 def test_instructions_on_halves(code):
-    """Of a result that is no number, the bits are not compared: operands' may be any."""
+    """The bits of a NaN are not compared: it may be that of any operand."""
     inputs = [integers() for _ in range(arguments_of(HALVES[code]))]
     with np.errstate(all="ignore"):
         wanted = HALVES[code](*inputs)

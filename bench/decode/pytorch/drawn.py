@@ -20,7 +20,7 @@ _BIAS = 127
 def expert_matrix(
     checkpoint: Checkpoint, name: str, shape: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """Returns a matrix of an expert in FP32, [lanes, rows, columns]. shape: the same numbers."""
+    """Returns a matrix of an expert in FP32. shape: its lanes, rows and columns."""
     if isinstance(matrix := checkpoint.drawn(name), Drawn):
         return _drawn(matrix, shape, device)
     return values_of(on_device(checkpoint.read(name), device, torch.float32))
