@@ -4,6 +4,12 @@
 // kccl/jit/cuda_words.py, says so.
 #pragma once
 
+// GNU's <math.h>, which cuda_words.h includes, declares the special functions of C++17. Their
+// headers take a third of a small kernel's compilation, and no kernel of CUDA can call them. nvcc
+// includes <utility>, too.
+#include <utility>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+
 #define __global__ inline
 #define __device__
 #define __host__
