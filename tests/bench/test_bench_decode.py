@@ -12,6 +12,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 from decode_bench import FAST, ReferenceAsPeer, bench, document_of
+from long import long_beyond_each
 
 import kccl
 from kccl.bench import compare
@@ -316,8 +317,10 @@ def test_files_and_flags_are_refused_before_anything_is_measured(
     assert reason in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), kccl.BackendError("it broke")])
-@pytest.mark.parametrize("baselines", [(), ("--baselines",)], ids=len)
+@pytest.mark.parametrize(
+    ("error", "baselines"),
+    long_beyond_each([KeyboardInterrupt(), kccl.BackendError("it broke")], [(), ("--baselines",)]),
+)
 def test_positions_that_were_measured_outlive_what_ends_a_run(
     error: BaseException,
     baselines: tuple[str, ...],

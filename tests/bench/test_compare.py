@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,18 @@ def test_every_record_can_be_compared_with_itself(
     assert code == (0 if has_times and path.stem != "gfx942_estimates" else 2), printed
 
 
-def test_every_two_records_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    for old, new in combinations(RECORDS, 2):
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [*pairwise(RECORDS)],
+        pytest.param([*combinations(RECORDS, 2)], marks=pytest.mark.long),
+    ],
+    ids=["neighbours", "all"],
+)
+def test_every_two_records_can_be_compared(
+    pairs: list[tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for old, new in pairs:
         assert cli.main(["bench", "--compare", str(old), str(new)]) in (0, 1, 2)
         assert "rows compared" in capsys.readouterr().out.replace("1 row ", "1 rows ")
 

@@ -66,7 +66,7 @@ def exact_inputs(world_size, dtype, op, count, salt=0):
 # The host compiles a kernel for each type, and once more for two ranks. So every type runs with 2
 # and with 3 ranks; each other number of ranks runs with one type, of one size or another.
 MATRIX = long_beyond_each((2, 3), oracle.DTYPES)
-MATRIX += zip((1, 4, 5, 6, 7, 8), oracle.DTYPES, strict=True)
+MATRIX += long_after(3, zip((1, 5, 8, 4, 6, 7), oracle.DTYPES, strict=True))
 
 
 @pytest.mark.parametrize(("world_size", "dtype"), MATRIX)
@@ -196,7 +196,7 @@ def test_known_calls_follow_the_arguments():
     """C repeats a call that it has seen before, with the new call's array, type, size and op."""
 
     def main(comm):
-        for salt in range(8):
+        for salt in range(3):
             for dtype, count in itertools.product(oracle.DTYPES, (2, 4, 8, 16)):
                 for op in ("sum", *oracle.ops_of(dtype)):
                     inputs = exact_inputs(comm.world_size, dtype, op, count, salt)

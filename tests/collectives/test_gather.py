@@ -118,7 +118,7 @@ MATRIX = long_beyond_each(["reduce_scatter"], oracle.DTYPES, (2, 3))
 MATRIX += long_beyond_each(["all_gather"], ("bfloat16", "int64"), (2, 3))
 for each in ("all_gather", "reduce_scatter"):
     others = zip([each] * 6, oracle.DTYPES, (1, 8, 5, 4, 6, 7), strict=True)
-    MATRIX += long_after(3, others)
+    MATRIX += long_after(2, others)
 
 
 @pytest.mark.parametrize(("collective", "dtype", "world_size"), MATRIX)

@@ -3,13 +3,14 @@
 import threading
 
 import pytest
+from long import long_after
 from programs import random_program, run_program
 
 import kccl
 
 
 # ranks/test_epochs.py has more of them, with narrow epochs.
-@pytest.mark.parametrize(("world_size", "num_steps"), [(2, 800), (4, 800), (8, 400)])
+@pytest.mark.parametrize(("world_size", "num_steps"), long_after(2, [(2, 800), (8, 400), (4, 800)]))
 def test_one_channel(world_size, num_steps):
     steps = random_program(world_size, num_steps, seed=world_size)
     kccl.run_threads(lambda comm: run_program(comm, steps), world_size)

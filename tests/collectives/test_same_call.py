@@ -6,6 +6,7 @@ from array import array
 import numpy as np
 import preloaded
 import pytest
+from long import long_after
 
 import kccl
 
@@ -198,8 +199,10 @@ MOVES = {
 TYPES = [("int32", "float32"), ("M8[s]", "M8[ms]")]
 
 
-@pytest.mark.parametrize("world_size", [2, 10])
-@pytest.mark.parametrize("what", MOVES)
+OF_TEN = long_after(2, [("gather", 10), *((each, 10) for each in MOVES if each != "gather")])
+
+
+@pytest.mark.parametrize(("what", "world_size"), [*((each, 2) for each in MOVES), *OF_TEN])
 def test_calls_that_only_move_bytes_compare_types(what, world_size):
     if world_size > 8 and what == "all_to_all of parts":
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from compilers import cxx
+from long import long_after
 from source_tree import ROOT
 
 PROGRAM = Path(__file__).with_name("decode_math.cpp")
@@ -26,7 +27,7 @@ def flags_of(rounding):
     return ["-ffp-contract=fast", "-mfma"]
 
 
-@pytest.mark.parametrize("rounding", ["twice", "once"])
+@pytest.mark.parametrize("rounding", long_after(1, ["twice", "once"]))
 def test_accuracy(tmp_path, rounding):
     """Compilers may round a product and a sum once."""
     program = tmp_path / "decode_math"

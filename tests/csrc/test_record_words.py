@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 from compilers import CXX
+from long import long_after
 
 import kccl
 from kccl.base import abi, failure
@@ -76,7 +77,7 @@ def of_python(fields, reader):
     return text
 
 
-@pytest.fixture(scope="module", params=COMPILERS or [None])
+@pytest.fixture(scope="module", params=long_after(1, COMPILERS or [None]))
 def of_cpp(request, tmp_path_factory):
     """A function: [(fields, reader)] -> the sentences of record.hpp."""
     if request.param is None:

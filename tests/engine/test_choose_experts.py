@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from long import long_after
 
 import kccl
 from kccl.engine.model.experts import Experts
@@ -67,13 +68,16 @@ def choose(logits, experts, warp_size):
 
 @pytest.mark.parametrize(
     ("experts", "warp_size"),
-    [
-        (Experts(num=128, chosen=4), 32),
-        (Experts(num=20, chosen=3, is_normalised=False), 64),
-        # Several float4s of a thread, the last one not whole.
-        (Experts(num=262, chosen=32), 32),
-        (Experts(num=1, chosen=1), 64),
-    ],
+    long_after(
+        3,
+        [
+            (Experts(num=128, chosen=4), 32),
+            (Experts(num=20, chosen=3, is_normalised=False), 64),
+            # Several float4s of a thread, the last one not whole.
+            (Experts(num=262, chosen=32), 32),
+            (Experts(num=1, chosen=1), 64),
+        ],
+    ),
     ids=str,
 )
 def test_the_choice_is_that_of_the_model(experts, warp_size):

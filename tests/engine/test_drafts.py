@@ -11,6 +11,7 @@ import pytest
 from drafting import knows, tokens_of, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import long_after
 
 import kccl
 from kccl.engine import Drafts, Engine, Grammar
@@ -66,7 +67,7 @@ def num_passes(tokens):
 # ---- What an answer is -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", sorted(HOW))
+@pytest.mark.parametrize("how", long_after(3, ["greedy", "penalties", "filtered", "sampled"]))
 def test_answers_are_those_without_drafts(engine, how):
     given = HOW[how] | {"logprobs": True, "top_logprobs": 2}
     plain = tokens_of(engine, OFF, PROMPT, **given)

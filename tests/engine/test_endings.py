@@ -8,6 +8,7 @@ import time
 
 import pytest
 from kccl_threads import threads_of_kccl
+from long import long_beyond_each
 
 import kccl
 from kccl.engine import Engine, SamplingParams
@@ -27,8 +28,9 @@ def engine():
 # ---- Requests ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, kccl.Error])
+@pytest.mark.parametrize(
+    ("rank", "error"), long_beyond_each([0, 1], [KeyboardInterrupt, kccl.Error])
+)
 def test_a_wait_that_raises_leaves_no_rank_at_work(engine, monkeypatch, rank, error):
     expected = engine.logits(IDS)
     wait, others = HostExecutor.wait, []

@@ -4,6 +4,7 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
+from long import long_beyond_each
 from tiny_models import random_tensors, write_gguf
 
 import kccl
@@ -122,8 +123,7 @@ def random_blocks(shape, name):
     return blocks.reshape(*shape[:-1], -1), values
 
 
-@pytest.mark.parametrize("chunk", [1 << 20, 1024])
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(("name", "chunk"), long_beyond_each(BLOCKS, [1 << 20, 1024]))
 def test_quantised_tensors(tmp_path, monkeypatch, name, chunk):
     monkeypatch.setattr(ggml, "_CHUNK", chunk)
     code = gguf.GGMLQuantizationType[name]

@@ -299,7 +299,9 @@ FIELDS += [
 ]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.sampled_from([LLAMA, QWEN2, QWEN3, MISTRAL, LANEFORMER]),
     st.dictionaries(st.sampled_from(FIELDS), JSON),

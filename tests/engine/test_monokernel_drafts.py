@@ -182,7 +182,7 @@ def test_drafts_and_ends_are_those_of_the_host(monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "ranks", "num", "how"),
-    long_after(1, [("tiny-llama", 1, 9, {}), ("tiny-laneformer", 2, NEW, {"warp_size": 64})]),
+    long_after(0, [("tiny-llama", 1, 9, {}), ("tiny-laneformer", 2, NEW, {"warp_size": 64})]),
 )
 def test_a_table_of_ngrams_proposes_as_on_the_host(model, ranks, num, how, tmp_path, monkeypatch):
     monkeypatch.setattr(host_requests, "MOST_OF_TABLE", 2)

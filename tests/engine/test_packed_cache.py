@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from long import long_after
 from tiny_models import LLAMA, random_tensors, shapes_of, write_folder
 
 import kccl
@@ -70,7 +71,8 @@ def only(folder, suffix="packed"):
     return found
 
 
-@pytest.mark.parametrize("backend", ["sim", "host"])
+# The next test starts again in the simulator, too.
+@pytest.mark.parametrize("backend", long_after(1, ["host", "sim"]))
 def test_the_second_start_packs_nothing_and_a_damaged_part_is_packed_again(
     model, tmp_path, packs, monkeypatch, backend
 ):

@@ -160,7 +160,7 @@ def test_kernel_of_the_guide():
 
 
 # Examples that need PyTorch, or whose calls other examples or tests make too.
-LONG = re.compile(r"torch|fused_|put_signal_in_a_kernel|monokernel_step|openai_client")
+LONG = re.compile(r"torch|fused_|02_|07_|put_signal_in_a_kernel|monokernel_step|openai_client")
 
 
 @pytest.mark.parametrize(

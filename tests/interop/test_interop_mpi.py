@@ -44,7 +44,7 @@ say(rank=rank, total=total[0], got=x[-1])
     assert [(fact["total"], fact["got"]) for fact in said] == [(2, 2)] * 2
 
 
-@pytest.mark.parametrize("library", ["mpich", "openmpi"])
+@pytest.mark.parametrize("library", long_after(1, ["mpich", "openmpi"]))
 def test_wrong_arguments_raise_what_mpi4py_raises(library):
     program = """
 from mpi4py import MPI as THEIRS

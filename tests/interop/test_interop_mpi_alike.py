@@ -9,7 +9,7 @@ from ranks import facts
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
-BOTH = pytest.mark.parametrize("library", ["mpich", "openmpi"])
+BOTH = pytest.mark.parametrize("library", long_after(1, ["mpich", "openmpi"]))
 ONE = pytest.mark.parametrize("library", long_after(1, ["openmpi", "mpich"]))
 
 

@@ -110,6 +110,7 @@ def test_each_file_of_a_program_may_include_it(tmp_path):
     assert len(strong) == 1 and "3own" in strong[0], strong
 
 
+@pytest.mark.long
 def test_the_example_runs(tmp_path):
     # Why -O0: optimising takes longer than all else, and `program` is optimised.
     run(cxx(), *FLAGS, "-O0", f"-I{kccl.include_dir()}", EXAMPLE, "-o", tmp_path / "example")

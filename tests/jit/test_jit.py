@@ -101,7 +101,7 @@ def damaged(content):
 @pytest.mark.parametrize(
     "spoil",
     long_after(
-        2,
+        1,
         [
             damaged,
             lambda content: content[:-7],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forbidden import forbid
+from long import long_after
 from ranks import LAUNCHER, environment, eventually, facts, whole
 
 import kccl
@@ -49,7 +50,7 @@ say(rank=comm.rank, said=said, sum=y.tolist())
 """
 
 
-@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+@pytest.mark.parametrize("error", long_after(1, ["EPERM", "ENOSYS"]))
 def test_a_lost_peer_is_seen_and_the_survivors_go_on(error):
     code, said, err = run(error, "pidfd_open,sched_setaffinity", 3, LOST)
     assert code == 128 + signal.SIGKILL, err
@@ -59,7 +60,7 @@ def test_a_lost_peer_is_seen_and_the_survivors_go_on(error):
         assert said[rank]["sum"] == [5, 5, 5]
 
 
-@pytest.mark.parametrize("error", ["EPERM", "EACCES", "ENOSYS"])
+@pytest.mark.parametrize("error", long_after(1, ["EPERM", "EACCES", "ENOSYS"]))
 def test_ranks_run_without_pins_and_it_is_said_once(error):
     program = "say(rank=int(os.environ['KCCL_RANK']), cores=len(os.sched_getaffinity(0)))"
     cores = len(os.sched_getaffinity(0))

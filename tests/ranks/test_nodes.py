@@ -20,7 +20,7 @@ os._exit(0)
 
 @pytest.mark.parametrize(
     ("library", "world_size", "per_node"),
-    long_after(2, [("mpich", 4, 2), ("mpich", 3, 1), ("openmpi", 4, 2), ("mpich", 5, 2)]),
+    long_after(1, [("mpich", 3, 1), ("mpich", 4, 2), ("openmpi", 4, 2), ("mpich", 5, 2)]),
 )
 def test_every_collective(library, world_size, per_node):
     run_worker(library, world_size, per_node)

@@ -67,7 +67,7 @@ say(rank=comm.rank, right=bool((whole == 120).all() and whole.shape == (16, 2)))
     assert len(said) == 16 and all(facts["right"] for facts in said.values())
 
 
-@pytest.mark.parametrize("world_size", [9, 11])
+@pytest.mark.parametrize("world_size", long_after(1, [9, 11]))
 def test_a_late_rank_is_named_and_reset_goes_on(world_size):
     late = world_size - 1
     # The others' time is up, so the late rank may come.

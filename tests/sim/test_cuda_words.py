@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from long import long_after
 
 import kccl
 
@@ -178,25 +179,32 @@ KERNEL = "#include <kccl/kccl.cuh>\n__global__ void mine(float* x, int* n) {{\n{
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [
-        (
-            "__shared__ float tile[64]; tile[threadIdx.x] = 1; x[0] = tile[0];",
-            r"source:3: __shared__: .* declared by KCCL_BLOCK_SHARED\(Tile, tile\)",
-        ),
-        (
-            "extern __shared__ float tile[]; x[0] = tile[0];",
-            r"source:3: extern __shared__: .*kccl::platform::dynamic_shared\(\)\)",
-        ),
-        ('asm volatile("bar.sync 0;");', "source:3: asm volatile: a CPU runs no PTX"),
-        ("atomicAdd(x, 1.0f);", "atomicAdd: here it adds int and unsigned int only"),
-        ("atomicCAS(n, 0, 1);", r"atomicCAS: write kccl::mem::claim\(\)"),
-        ("atomicMax(n, 1);", "atomicMax: write atomicAdd"),
-        ("atomicAdd_system(n, 1);", "source:3: atomicAdd_system: write kccl::mem::add"),
-        ("n[0] = __activemask();", "source:3: __activemask: write __ballot_sync"),
-        ("x[0] = __shfl(x[0], 1);", "source:3: __shfl: write it with _sync"),
-        ("other<<<1, 1>>>();", "source:3: <<<: a program in Python launches"),
-        ("cudaDeviceSynchronize();", "source:3: cudaDeviceSynchronize: a source for kccl.compile"),
-    ],
+    # Some that a reading of the text finds, and some of the compiler's.
+    long_after(
+        5,
+        [
+            (
+                "__shared__ float tile[64]; tile[threadIdx.x] = 1; x[0] = tile[0];",
+                r"source:3: __shared__: .* declared by KCCL_BLOCK_SHARED\(Tile, tile\)",
+            ),
+            (
+                "extern __shared__ float tile[]; x[0] = tile[0];",
+                r"source:3: extern __shared__: .*kccl::platform::dynamic_shared\(\)\)",
+            ),
+            ("atomicAdd(x, 1.0f);", "atomicAdd: here it adds int and unsigned int only"),
+            ("atomicMax(n, 1);", "atomicMax: write atomicAdd"),
+            ("other<<<1, 1>>>();", "source:3: <<<: a program in Python launches"),
+            ('asm volatile("bar.sync 0;");', "source:3: asm volatile: a CPU runs no PTX"),
+            ("atomicCAS(n, 0, 1);", r"atomicCAS: write kccl::mem::claim\(\)"),
+            ("atomicAdd_system(n, 1);", "source:3: atomicAdd_system: write kccl::mem::add"),
+            ("n[0] = __activemask();", "source:3: __activemask: write __ballot_sync"),
+            ("x[0] = __shfl(x[0], 1);", "source:3: __shfl: write it with _sync"),
+            (
+                "cudaDeviceSynchronize();",
+                "source:3: cudaDeviceSynchronize: a source for kccl.compile",
+            ),
+        ],
+    ),
 )
 def test_what_is_not_there_has_a_sentence(body, message):
     with pytest.raises(kccl.CompileError, match=message) as told:

@@ -225,7 +225,7 @@ def test_a_time_out_names_the_signal_that_was_never_sent(module):
             ]
 
 
-@pytest.mark.parametrize("forgets", [1, 0])
+@pytest.mark.parametrize("forgets", long_after(1, [1, 0]))
 def test_a_time_out_names_the_cause_and_not_what_follows(module, forgets):
     line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if "% 3, 3, 1)" in text)
     calls = [f"wait(peer {(r + 1) % 3}, signal_id 3, wanted 1)" for r in range(3)]

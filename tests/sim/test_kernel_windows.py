@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from long import long_after
 
 import kccl
 
@@ -35,7 +36,7 @@ KCCL_KERNEL void copy(kccl::DeviceComm comm, kccl::Window window, int peer, uint
 ADDRESS_KERNELS = ["announce", "copy"]
 
 
-@pytest.fixture(scope="module", params=(32, 64))
+@pytest.fixture(scope="module", params=long_after(1, (32, 64)))
 def module(request):
     return kccl.compile(SOURCE, ADDRESS_KERNELS, warp_size=request.param)
 

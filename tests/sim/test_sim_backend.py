@@ -61,7 +61,7 @@ def test_every_algorithm_runs_or_says_why_not(algorithm):
 
 @pytest.mark.parametrize(
     ("world_size", "warp_size", "model"),
-    long_after(2, [(2, 64, "gfx942"), (1, 32, "sm_90"), (4, 32, "gfx942"), (2, 64, "sm_90")]),
+    long_after(1, [(2, 64, "gfx942"), (1, 32, "sm_90"), (4, 32, "gfx942"), (2, 64, "sm_90")]),
 )
 def test_calls_of_all_kinds(world_size, warp_size, model):
     def main(comm):

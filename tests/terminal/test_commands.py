@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long import long_after
 from smollm2 import find_smollm2
 from source_tree import ROOT
 from terminal import Terminal, check_ended_well
@@ -92,7 +93,7 @@ def demo():
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", long_after(1, [40, 80]))
 def test_make_demo_generates(columns):
     line = demo()
     with Terminal(line, columns=columns) as terminal:

@@ -18,6 +18,10 @@ ANSWER = ["generate", "--prompt", "def f(", "--max-tokens", "12"]
 # The doctor draws as topo does, and takes seconds.
 COMMANDS = (PLAN, ["topo"], ANSWER)
 NAMES = ("plan", "topo", "generate")
+OF_EACH = [
+    pytest.param(each, id=name, marks=[pytest.mark.long] * (name != "generate"))
+    for each, name in zip(COMMANDS, NAMES, strict=True)
+]
 # What a terminal is told beside text: colours and the like, and where to write.
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 ESCAPE = b"\x1b"
@@ -83,14 +87,14 @@ def test_a_complaint_in_a_narrow_window_breaks_no_word():
         assert terminal.words == "kccl: unrecognized arguments: --nonsense; see `kccl topo --help`"
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=NAMES)
+@pytest.mark.parametrize("arguments", OF_EACH)
 def test_a_dumb_terminal_gets_text_only(arguments):
     terminal = on_a_terminal(arguments, columns=40, TERM="dumb")
     assert ESCAPE not in terminal.raw
     assert "…" not in terminal.text
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=NAMES)
+@pytest.mark.parametrize("arguments", OF_EACH)
 def test_no_color(arguments):
     terminal = on_a_terminal(arguments, NO_COLOR="1")
     codes = {code for found in COLOUR.findall(terminal.raw) for code in found[2:-1].split(b";")}

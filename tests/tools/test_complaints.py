@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long import long_after
 from ranks import environment
 
 KCCL = [sys.executable, "-m", "kccl"]
@@ -33,13 +34,25 @@ def job(*command, launcher=(*KCCL, "run", "-n", "2", "--"), **variables):
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        # Found with the arguments; by the command; by each rank's engine; by each rank's start-up.
-        ("bench all_reduce --backend sim", "--backend sim runs all ranks in one process: leave o"),
-        ("bench decode --model none", "model 'none' is neither bundled, smollm2, a folder nor a "),
-        ("generate --prompt a -n 2", "ranks is 2: they are threads of one process, and a launch"),
-        ("bench all_reduce -e 8", "KCCL_ALGORITHM is 'none', must be"),
-    ],
+    # Found with the arguments; by the command; by each rank's start-up; by each rank's engine.
+    long_after(
+        3,
+        [
+            (
+                "bench all_reduce --backend sim",
+                "--backend sim runs all ranks in one process: leave o",
+            ),
+            (
+                "bench decode --model none",
+                "model 'none' is neither bundled, smollm2, a folder nor a ",
+            ),
+            ("bench all_reduce -e 8", "KCCL_ALGORITHM is 'none', must be"),
+            (
+                "generate --prompt a -n 2",
+                "ranks is 2: they are threads of one process, and a launch",
+            ),
+        ],
+    ),
 )
 def test_what_all_ranks_find_is_told_once(arguments, told):
     wrong = {"KCCL_ALGORITHM": "none"} if "KCCL_ALGORITHM" in told else {}

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from source_tree import ROOT
@@ -28,9 +29,16 @@ def placed(name, pattern="grid_sync", **options):
     return topology.place_blocks(MACHINES[name], pattern, **options)
 
 
-@pytest.mark.parametrize("name", ON_GPUS)
-@pytest.mark.parametrize("pattern", topology.BLOCK_PATTERNS)
-@pytest.mark.parametrize("layout", topology.BLOCK_LAYOUTS)
+# Eight GPUs of 304 multiprocessors each take half a second.
+@pytest.mark.parametrize(
+    ("name", "pattern", "layout"),
+    [
+        pytest.param(
+            *case, marks=[pytest.mark.long] * (case[0] == "mi300x-8" and case[2] != "topology")
+        )
+        for case in product(ON_GPUS, topology.BLOCK_PATTERNS, topology.BLOCK_LAYOUTS)
+    ],
+)
 def test_a_layout_on_a_recorded_machine_has_no_faults(name, pattern, layout):
     try:
         found = placed(name, pattern, layout=layout, lanes=2)

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from long import long_after
 
 from kccl import topology
 from kccl.tools import cli
@@ -12,7 +13,7 @@ from kccl.tools import cli
 MACHINES = topology.recorded()
 
 
-@pytest.mark.parametrize("name", ["mi300x-8", "h200-2x8", "gb200-nvl72"])
+@pytest.mark.parametrize("name", long_after(2, ["mi300x-8", "gb200-nvl72", "h200-2x8"]))
 def test_a_picture_has_every_gpu_and_way(name, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # its import would now fail

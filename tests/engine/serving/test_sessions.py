@@ -79,7 +79,7 @@ def test_a_request_is_cancelled_wherever_it_is(engine):
 
 def test_cancellations_at_random_moments_hit_their_request(engine):
     expected = engine.generate(IDS, max_tokens=40).ids
-    for number in range(30):
+    for number in range(0, 30, 3):
         one, other = engine.submit(IDS, max_tokens=40), engine.submit(IDS, max_tokens=40)
         waits_for(one, 1 + number)
         threads = [threading.Thread(target=one.cancel) for _ in range(2)]
