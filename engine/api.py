@@ -115,7 +115,7 @@ class Engine(Closing, Measuring):
                 stream() and generate(), from any thread. At least so many prefixes are kept. More
                 than 1 is for backends "host" and "cuda" (and "sim"), without a drafter or a
                 prediction (`drafts`). On GPUs as many as fit into a block's shared memory, without
-                drafts and grammars, and not for mixtures of experts.
+                drafts, with grammars on one rank only, and not for mixtures of experts.
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.

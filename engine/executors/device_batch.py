@@ -4,6 +4,9 @@ A batch runs in rounds, each of which is one launch of a kernel with seats (kern
 round ends when one of its requests ends, or when another one waits. Between two rounds at most one
 request joins: its prompt runs alone, into its slot of the KV cache. Rank 0 decides who joins, and
 tells the other ranks.
+
+A request with a grammar is left out of rounds until it has the mask of its first token, and behind
+a round that ended because its mask had not come. So the others do not wait for it.
 """
 
 import threading
@@ -40,13 +43,17 @@ class _Running:
     Attributes:
         number: The number of its seat.
         params: How tokens are chosen.
+        num_ids: The length of its prompt.
         made: How many tokens of the answer there are.
+        lacks_mask: Whether it is left out of rounds until it has a mask.
         has_ended: Whether the last of them ended the request.
     """
 
     number: int
     params: SamplingParams
+    num_ids: int
     made: int = 0
+    lacks_mask: bool = False
     has_ended: bool = False
 
 
@@ -65,6 +72,7 @@ class DeviceMember:
         self.task: Any = None  # once it has begun
         self.is_cancelled = False
         self.is_over = False  # the executor does not work on it
+        self.masked = 0  # the position of the newest mask
 
     def tokens(self) -> Generator[Token, None, None]:
         """See Member."""
@@ -90,8 +98,11 @@ class DeviceMember:
         return token
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
-        """See Member. Requests with a grammar are refused when they join."""
-        raise kccl.Error("this backend's batches have no grammars")
+        """See Member."""
+        self._batch.until(lambda: self.task is not None or self.is_over)
+        if not self.is_over:
+            self._batch.seat(self.number).choices.post_mask(position, words)
+            self._batch.has_mask(self, position)
 
     def cancel(self) -> None:
         """See Member."""
@@ -120,6 +131,9 @@ class BatchedDevice(DeviceExecutor):
         self._members: list[DeviceMember] = []
         self._is_batch = self._is_ending = False
         self._round = 0  # the number of the round that runs; 0: none
+        # The seats that wait for a mask, and whether one of them does so no more; on rank 0.
+        self._left_out: set[int] = set()
+        self._comes_back = False
         self._batch_error: BaseException | None = None
         self._of_rounds: dict[bool, Compiled] = {}  # by whether it samples
 
@@ -155,13 +169,14 @@ class BatchedDevice(DeviceExecutor):
         """See BatchExecutor.
 
         Raises:
-            InvalidArgument: The request has a grammar.
+            InvalidArgument: The request has a grammar, and there are several ranks.
         """
         ids = check_ids(ids, self.context, room=1)
-        if params.grammar is not None:
+        num_ranks = self._comm.world_size
+        if params.grammar is not None and num_ranks > 1:
             raise kccl.InvalidArgument(
-                f"grammar is given, must be None with slots on backend {self._comm.backend!r}: the "
-                "other requests would wait for its masks; with one slot it runs"
+                f"grammar is given, must be None with slots on {num_ranks} ranks of backend "
+                f"{self._comm.backend!r}, where only rank 0 has masks; with one slot it runs"
             )
         check_sampling(params)
         look_s = _LOOK_S if self.device else _LOOK_AT_SIMULATOR_S
@@ -225,6 +240,21 @@ class BatchedDevice(DeviceExecutor):
             member.is_over = True
         elif member.task is not None and not member.is_over:
             self.seat(member.number).mailbox.cancelled = member.task.number
+            self._come_back(member)
+
+    def has_mask(self, member: DeviceMember, position: int) -> None:
+        """Records that a member's seat has the mask of a position."""
+        with self._changed:
+            member.masked = position
+            self._come_back(member)
+            self._changed.notify_all()
+
+    def _come_back(self, member: DeviceMember) -> None:
+        """Ends the round that runs, if a member was left out of it. Called with the lock held."""
+        if member.number in self._left_out:
+            self._left_out.discard(member.number)
+            self._comes_back = True
+            self._end_round()
 
     def leave(self, member: DeviceMember) -> None:
         """Ends a member, and gives its seat away."""
@@ -241,15 +271,20 @@ class BatchedDevice(DeviceExecutor):
     def _run_batch(self) -> None:
         try:
             running: list[_Running] = []
-            while (order := self._comm.gather_objects(self._order(bool(running)))[0]) is not None:
+            while (order := self._comm.gather_objects(self._order(running))[0]) is not None:
                 joins = order["joins"]
-                params = [each.params for each in running]
+                some = [each for each in running if each.number in order["runs"]]
+                params = [each.params for each in some]
                 if joins is not None:
                     params.append(SamplingParams.from_json(joins["params"]))
                 self._prepare_round(params)
                 if joins is not None:
-                    running.append(self._admit(joins, params[-1]))
-                self._run_round(running)
+                    joined = self._admit(joins, params[-1])
+                    running.append(joined)
+                    if not joined.lacks_mask:
+                        some.append(joined)
+                if some:
+                    self._run_round(some)
                 running = [each for each in running if not each.has_ended]
         except BaseException as error:
             self._batch_error = error
@@ -259,34 +294,54 @@ class BatchedDevice(DeviceExecutor):
                 self._is_batch = False
                 self._changed.notify_all()
 
-    def _order(self, is_running: bool) -> dict[str, Any] | None:
-        """Returns what rank 0 tells the others: who joins before the next round, or None at the
-        batch's end. Waits while there is nothing to do. The other ranks tell nothing.
+    def _order(self, running: Sequence[_Running]) -> dict[str, Any] | None:
+        """Returns what rank 0 tells the others: which seats' requests run in the next round, and
+        who joins before it, or None at the batch's end. Waits while there is nothing to do. The
+        other ranks tell nothing.
         """
         if self._comm.rank != 0:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: is_running or self._waiting or self._is_ending)
+            self._changed.wait_for(
+                lambda: self._ready(running) or self._waiting or (self._is_ending and not running)
+            )
+            ready = self._ready(running)
+            self._left_out = {each.number for each in running} - set(ready)
+            self._comes_back = False
             if not self._waiting:
-                return {"joins": None} if is_running else None
+                return {"joins": None, "runs": ready} if ready else None
             self._joining = self._waiting.pop(0)
-            return {"joins": self._joining.order}
+            return {"joins": self._joining.order, "runs": ready}
+
+    def _ready(self, running: Sequence[_Running]) -> list[int]:
+        """Returns the numbers of the seats whose requests can run. Called with the lock held."""
+        members = {each.number: each for each in self._members if each.task is not None}
+        for each in running:
+            member = members[each.number]
+            # The kernel ends a cancelled request.
+            if member.is_cancelled or member.masked == each.num_ids + each.made:
+                each.lacks_mask = False
+        return [each.number for each in running if not each.lacks_mask]
 
     def _admit(self, order: dict[str, Any], params: SamplingParams) -> _Running:
         """Gives a request its seat, and runs its prompt but for the last id."""
         ids, place, seat = order["ids"], Place(*order["place"]), self.seat(order["number"])
         structs.begin(self._task, self._mailbox)
         seat.begin(self._task, self._loaded.caches[place.slot], place.num_cached, ids, params)
+        joined = _Running(order["number"], params, len(ids))
+        joined.lacks_mask = params.grammar is not None
         if self._comm.rank == 0:
             with self._changed:
                 assert self._joining is not None
+                if joined.lacks_mask:
+                    self._left_out.add(joined.number)
                 self._joining.task = seat.task
                 if self._joining.is_cancelled:
                     self._cancel(self._joining)
                 self._changed.notify_all()
         self._copy_beginning(place)
         self._run_prompt(seat.task)
-        return _Running(order["number"], params)
+        return joined
 
     def _run_prompt(self, task: Any) -> None:
         """Runs a request's ids that the cache does not have, but for the last one."""
@@ -311,15 +366,21 @@ class BatchedDevice(DeviceExecutor):
         self._loaded.choices.give_to(task, SamplingParams())
         with self._changed:
             self._round = task.number
-            if self._waiting:
+            if self._waiting or self._comes_back:
                 self._end_round()
         self._grids.decode(self._round_decoder, task)
         self._launcher.wait()
         with self._changed:
             self._round = 0
         self._comm.check()
+        steps = (self._mailbox.token_steps - task.token_step) % (1 << 32)
         for each, seat in zip(running, seats, strict=True):
-            each.made += (self._mailbox.token_steps - task.token_step) % (1 << 32)
+            # The last token step of a round makes no token of a request without its mask.
+            each.made += steps
+            if seat.tokens[each.made - 1].number != seat.task.number:
+                each.made, each.lacks_mask = each.made - 1, True
+                if each.made == 0:
+                    continue
             last, end = structs.id_and_end(seat.tokens[each.made - 1])
             each.has_ended = end != lib.kKcclEngineGoesOn
             if not each.has_ended:

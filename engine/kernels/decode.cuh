@@ -235,6 +235,7 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
             }
             if (verdict.end == kLeaves) leave(task, shared, position);
         }
+        if constexpr (S::kHasSeats && S::kSamples) store_seat_exchanges(consumer);
     }
 }
 
@@ -243,6 +244,7 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<Shared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.exchanges = task.exchange;
+        if constexpr (S::kHasSeats && S::kSamples) load_seat_exchanges(comm, task, shared);
         shared.landed_failed = 0;
         mem::init_copies(&shared.has_landed, 1);
         mem::init_copies(&shared.was_read, S::kWarps);

@@ -13,25 +13,22 @@ struct Ending {
     Best best;
     bool is_cancelled;
     bool ends_round = false;  // with seats (seats.cuh): whether the host has asked for that
+    bool lacks_mask = false;  // with seats: whether the request's mask has not come (mask.cuh)
 };
 
-constexpr uint32_t kEndsRound = 4;
+constexpr uint32_t kIsCancelled = 2, kEndsRound = 4, kLacksMask = 8;
 
 KCCL_DECODE ControlWord control_word_of(const Ending& ending) {
     return {{platform::bit_cast<uint32_t>(ending.best.score),
              static_cast<uint32_t>(ending.best.id + 1), 0},
-            (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? 2u : 0) |
+            (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? kIsCancelled : 0) |
                 (ending.ends_round ? kEndsRound : 0)};
 }
 
 KCCL_DECODE Ending ending_of(const ControlWord& control) {
     return {{platform::bit_cast<float>(control.word[0]), static_cast<int32_t>(control.word[1]) - 1,
              (control.small & 1u) != 0},
-            (control.small & 2u) != 0};
-}
-
-KCCL_DECODE bool ends_round(const ControlWord& control) {
-    return (control.small & kEndsRound) != 0;
+            (control.small & kIsCancelled) != 0};
 }
 
 KCCL_DECODE Best best_of_warp(Best best) {

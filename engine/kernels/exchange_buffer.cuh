@@ -23,7 +23,8 @@
 // and need no fence. A slot is read by the same thread each time. A thread that has read the word
 // of exchange e - 2 cannot find that of e - 4 any more, whose tag is the tag of e. For this, each
 // exchange sends the control words of all kinds, even if it needs few. Vectors are ordered by the
-// fences at the end of the token step.
+// fences at the end of the token step. With seats, each column has such slots and numbers of its
+// own.
 //
 // In a kernel where nothing overlaps (S::kOverlaps is false), all blocks also meet behind every op
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
@@ -183,7 +184,13 @@ struct Slots {
     static constexpr uint32_t kMeans = kFurther + (S::kMostColumns - 1) * kControlWords;
     static constexpr uint32_t kHaveMeans =
         kMeans + (S::kMostSeats > 1 ? S::kMostSeats * kVector : 0);
-    static constexpr uint32_t kFloat4s = kHaveMeans + (S::kMostSeats > 1 ? S::kBlocks : 0);
+    // With seats, each column has exchanges of sampling of its own (choosers.cuh):
+    // [column][exchange % 2][kind][rank][block], and behind them [block], plain float4s: how many
+    // exchanges the columns had, as the block has counted them.
+    static constexpr uint32_t kSeatWords = kHaveMeans + (S::kMostSeats > 1 ? S::kBlocks : 0);
+    static constexpr uint32_t kSeatCounts =
+        kSeatWords + (S::kMostSeats > 1 ? S::kMostSeats * (kMeetings - kControlWords) : 0);
+    static constexpr uint32_t kFloat4s = kSeatCounts + (S::kMostSeats > 1 ? S::kBlocks : 0);
 
     // Returns which slot a column has in place of column 0's slot `slot`.
     KCCL_DECODE static uint32_t in_column(uint32_t slot, uint32_t column) {
@@ -193,7 +200,7 @@ struct Slots {
 
     // Tells whether a slot, of any column, has a part of a vector and no control word.
     KCCL_DECODE static bool is_vector(uint32_t slot) {
-        if (S::kColumns > 1 && slot >= kMeans) return true;
+        if (S::kColumns > 1 && slot >= kMeans) return slot < kSeatWords;
         if (S::kColumns > 1 && slot >= kFurther) slot = (slot - kFurther) % kControlWords;
         return slot < kEnds;
     }
@@ -231,6 +238,11 @@ struct Slots {
     KCCL_DECODE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
         return kControlWords +
                ((exchange & 1u) * kNumControlWords + kind) * S::kWorldSize * S::kBlocks;
+    }
+    // Does the same for the exchanges of a column, with seats.
+    KCCL_DECODE static uint32_t seat_word(uint32_t column, uint32_t exchange, uint32_t kind) {
+        return kSeatWords + column * (kMeetings - kControlWords) +
+               (control_word(exchange, kind) - kControlWords);
     }
     // Returns the slot of the word of block 0 of rank 0 in a meeting (ConsumerWarp::meet_all).
     // Those of the other blocks follow.

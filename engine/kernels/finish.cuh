@@ -144,7 +144,8 @@ KCCL_DECODE bool choose_in_columns(ConsumerWarp<S>& consumer, uint32_t position,
         if constexpr (S::kSamples) {
             const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
             if (is_good && makes_token(task, position + column)) {
-                Sampler<S> sampler(consumer, position + column + 1, all.best.score, column);
+                Sampler<S, AllWarps> sampler(consumer, position + column + 1, all.best.score,
+                                             column);
                 if (!sampler.choose(&chosen)) return false;
             }
         }
@@ -224,7 +225,7 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
         if constexpr (S::kSamples) {
             const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
             if (is_good && makes_token(task, position)) {
-                Sampler<S> sampler(consumer, position + 1, all.best.score, 0);
+                Sampler<S, AllWarps> sampler(consumer, position + 1, all.best.score, 0);
                 if (!sampler.choose(&chosen)) return false;
             }
         }

@@ -1,6 +1,6 @@
 // Ends a token step with seats (seats.cuh): all blocks of all ranks wait for each other, and learn
-// each request's next token. A warp waits for the control words of one column, and decides about
-// its request. So the columns' waits run at the same time.
+// each request's next token. A warp waits for the control words of one column, samples its token if
+// need be, and decides about its request. So the columns' waits and choices run at the same time.
 #pragma once
 
 #include "finish.cuh"
@@ -26,10 +26,14 @@ KCCL_DECODE void ask_hosts(ConsumerWarp<S>& consumer) {
 }
 
 // Publishes the block's control words of all columns, each by a thread of warp 0. All warps have
-// met.
+// met. Block 0 waits for masks before.
 template <class S>
-KCCL_DECODE void publish_seats(ConsumerWarp<S>& consumer) {
+KCCL_DECODE void publish_seats(ConsumerWarp<S>& consumer, [[maybe_unused]] uint32_t turn) {
     const uint32_t column = consumer.thread();
+    uint32_t lacks = 0;
+    if constexpr (S::kSamples) {
+        if (consumer.block() == 0) lacks = await_masks(consumer, turn);
+    }
     if (column >= consumer.num_columns()) return;
     Ending mine = {{0, -1, false}, false};
     for (uint32_t each = 0; each < S::kWarps; ++each) {
@@ -37,7 +41,9 @@ KCCL_DECODE void publish_seats(ConsumerWarp<S>& consumer) {
         mine.best = better(mine.best, ending_of(one).best);
     }
     ControlWord word = control_word_of(mine);
-    if (consumer.block() == 0) word.small |= mem::load_plain(&consumer.shared().wishes[column]);
+    if (consumer.block() == 0) {
+        word.small |= mem::load_plain(&consumer.shared().wishes[column]) | lacks;
+    }
     // As where there is one column (finish).
     mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
     const uint32_t number = consumer.number_of_end(column);
@@ -60,43 +66,24 @@ KCCL_DECODE Ending await_ending(ConsumerWarp<S>& consumer, uint32_t column) {
         if ((wanted >> k & 1u) == 0) continue;
         const ControlWord control = control_word_of(float4s[k]);
         combine(&all, ending_of(control));
-        all.ends_round |= ends_round(control);
+        all.ends_round |= (control.small & kEndsRound) != 0;
+        all.lacks_mask |= (control.small & kLacksMask) != 0;
     }
     all.best = best_of_warp(all.best);
     all.is_cancelled = platform::warp_any(all.is_cancelled);
     all.ends_round = platform::warp_any(all.ends_round);
+    all.lacks_mask = platform::warp_any(all.lacks_mask);
     // As combine_column() does.
     if constexpr (S::kAblated != 0) all.best = {0, 0, false};
     return all;
 }
 
-// Tells whether a column's token is sampled, by all warps together.
+// Tells whether a column's token is sampled.
 template <class S>
 KCCL_DECODE bool is_sampled(const ConsumerWarp<S>& consumer, const Ending& all, uint32_t column) {
     if constexpr (!S::kSamples) return false;
     return !all.is_cancelled && !all.best.is_nan && all.best.id >= 0 &&
            !is_greedy(task_of<S>(consumer.task(), column));
-}
-
-// Chooses the tokens that are sampled, one request after the other. The columns' control words are
-// in shared().endings[0]. Called by all consumer warps, when they have met. Returns false if a wait
-// failed.
-template <class S>
-KCCL_DECODE bool sample_in_seats(ConsumerWarp<S>& consumer, uint32_t turn) {
-    Shared<S>& shared = consumer.shared();
-#pragma unroll 1
-    for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
-        const ControlWord control = mem::load_plain(&shared.endings[0][column]);
-        Ending all = ending_of(control);
-        all.ends_round = ends_round(control);
-        if (!is_sampled(consumer, all, column)) continue;
-        Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
-        const uint32_t position = position_of<S>(consumer.task(), turn, column);
-        Sampler<S> sampler(consumer, position + 1, all.best.score, column);
-        if (!sampler.choose(&chosen)) return false;
-        if (consumer.warp_index() == 0) judge(consumer, turn, all, chosen, column, 0);
-    }
-    return consumer.meet();
 }
 
 // Does what finish() does. Ends the round behind this token step if a request ends, or if the host
@@ -109,26 +96,34 @@ KCCL_DECODE bool finish_seats(ConsumerWarp<S>& consumer, uint32_t turn, const Be
     store_bests(consumer, best);
     mem::finish_stores();
     if (!consumer.meet()) return false;
-    if (consumer.warp_index() == 0) publish_seats(consumer);
+    if (consumer.warp_index() == 0) publish_seats(consumer, turn);
     consumer.stamp(kKcclDecodeArrived);
 #pragma unroll 1
     for (uint32_t column = consumer.warp_index(); column < consumer.num_columns();
          column += S::kWarps) {
         const Ending all = await_ending(consumer, column);
         if constexpr (S::kSamples) {
-            if (leads(warp())) {
-                mem::store_plain(&shared.endings[0][column], control_word_of(all));
+            if (all.lacks_mask && !all.is_cancelled) {
+                // The request has no token of this token step.
+                if (leads(warp())) {
+                    mem::store_plain(&shared.verdicts[column], uint32_t{kKcclEngineMaxTokens});
+                }
+                continue;
             }
-            if (is_sampled(consumer, all, column)) continue;
         }
-        const Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
+        Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
+        if constexpr (S::kSamples) {
+            if (is_sampled(consumer, all, column)) {
+                const uint32_t position = position_of<S>(consumer.task(), turn, column);
+                Sampler<S, OneWarp> sampler(consumer, position + 1, all.best.score, column);
+                if (!sampler.choose(&chosen)) break;
+            }
+        }
         judge(consumer, turn, all, chosen, column, 0);
     }
     consumer.stamp(kKcclDecodeMultiplied);
+    // Fails if a choice did: meet() tells all warps of a failed wait.
     if (!consumer.meet()) return false;
-    if constexpr (S::kSamples) {
-        if (!sample_in_seats(consumer, turn)) return false;
-    }
     for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
         if (mem::load_plain(&shared.verdicts[column]) != kKcclEngineGoesOn) {
             verdict->end = kKcclEngineMaxTokens;

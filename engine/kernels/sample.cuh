@@ -22,9 +22,8 @@
 // depend on the numbers of blocks and ranks.
 #pragma once
 
-#include "candidates.cuh"
+#include "choosers.cuh"
 #include "gumbel.cuh"
-#include "mask.cuh"
 #include "scores.cuh"
 
 namespace kccl::decode {
@@ -43,26 +42,27 @@ KCCL_DECODE bool is_greedy(const Task& task) {
            task.marks == 0 && task.counts == 0 && task.logit_biases == 0 && task.mask == 0;
 }
 
-// Chooses one token. All consumer warps of all blocks make an object, and call choose() together.
-template <class S>
+// Chooses one token. All choosers of all blocks make an object, and call choose() together.
+// CHOOSERS says who they are (choosers.cuh).
+template <class S, template <class> class CHOOSERS>
 class Sampler {
   public:
     // Prepares the choice of the token at `position` from the logits of a column. All warps must
     // have met since the logits were stored. `peak`: the largest of them; all are finite.
     KCCL_DECODE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak, uint32_t column)
         : consumer_(consumer),
+          choosers_(consumer, column),
           column_(column),
           task_(task_of<S>(consumer.task(), column)),
           rules_(task_.sampling),
           position_(position),
-          exchange_(mem::load_plain(&consumer.shared().exchanges)),
           is_random_(rules_.temperature > 0),
           peak_(double{peak}) {}
 
     // Makes the choice, and sets *chosen. Its id is -1 if no id may be chosen. Returns false if a
     // wait failed.
     KCCL_DECODE bool choose(Chosen* chosen) {
-        if (!fetch_mask(consumer_)) return false;
+        if (!choosers_.fetch_mask(task_)) return false;
         const uint32_t top_k = is_random_ ? rules_.top_k : 0;
         const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
         const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
@@ -73,7 +73,7 @@ class Sampler {
         uint64_t least = kOne, most = 0;  // most = 0: not known yet
         for (bool is_kept = false; !is_kept;) {
             look();
-            if (!exchange()) return false;
+            if (!choosers_.exchange()) return false;
             if (is_first_) {
                 is_first_ = false;
                 if (found_candidate(kBest).id < 0) {
@@ -134,7 +134,7 @@ class Sampler {
     static_assert(S::kVocab <= 1u << 19, "all weights together have 64 bits");
 
     // Goes over this thread's share of the block's logits, and finds all that the next exchange
-    // needs. Stores what the warp's threads have found together in shared memory, as control words.
+    // needs.
     KCCL_DECODE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
@@ -142,11 +142,11 @@ class Sampler {
         const uint32_t first_float4 = Shape<S>::first_head_row_of(consumer_.comm().rank) / 4;
         const uint32_t end = (tiles.first + tiles.num) * kTileFloat4s;
 #pragma unroll 1
-        for (uint32_t index4 = tiles.first * kTileFloat4s + own_thread(); index4 < end;
-             index4 += Shape<S>::kConsumerThreads) {
+        for (uint32_t index4 = tiles.first * kTileFloat4s + choosers_.thread(); index4 < end;
+             index4 += CHOOSERS<S>::kThreads) {
             const Float4 logits = load_float4(own_logits(), index4);
             const uint32_t seen = seen_of(task_, index4);
-            const uint32_t allowed = allowed_of(consumer_, (first_float4 + index4) * 4);
+            const uint32_t allowed = choosers_.allowed(task_, (first_float4 + index4) * 4);
             Philox words = {};
             if (is_random_) words = philox(rules_.seed, first_float4 + index4, position_);
             // Unrolling this loop would be faster here, but would take registers from the ops.
@@ -180,13 +180,7 @@ class Sampler {
         ControlWord control_words[kNumControlWords] = {
             control_word_of(best),   control_word_of(below),      control_word_of(reached),
             control_word_of(before), control_word_of(from_pivot), control_word_of(all)};
-        combine_in_warp(0, control_words);
-        if (!leads(warp())) return;
-        KCCL_UNROLL
-        for (uint32_t kind = 0; kind < kNumControlWords; ++kind) {
-            mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
-                             control_words[kind]);
-        }
+        choosers_.store(kBest, control_words);
     }
 
     // Reports the ids with the largest logits to the host, even those that may not be chosen. The
@@ -198,9 +192,9 @@ class Sampler {
 #pragma unroll 1
         for (uint32_t i = 0; i < task.num_alternatives; ++i) {
             look_behind(last);
-            if (!exchange()) return false;
+            if (!choosers_.exchange()) return false;
             last = found_candidate(kBest);
-            if (consumer_.block() != 0 || consumer_.warp_index() != 0 || !leads(warp())) continue;
+            if (consumer_.block() != 0 || !choosers_.lead()) continue;
             const uint64_t token = position_ - task.num_ids;
             mem::store_packet<mem::Scope::kSystem>(
                 reinterpret_cast<mem::Packet*>(task.alternatives) +
@@ -221,8 +215,8 @@ class Sampler {
         const auto* const own = reinterpret_cast<const float*>(own_logits());
         const uint32_t end = (tiles.first + tiles.num) * kTileRows;
 #pragma unroll 1
-        for (uint32_t row = tiles.first * kTileRows + own_thread(); row < end;
-             row += Shape<S>::kConsumerThreads) {
+        for (uint32_t row = tiles.first * kTileRows + choosers_.thread(); row < end;
+             row += CHOOSERS<S>::kThreads) {
             const float logit = mem::load_plain(own + row);
             const auto id = static_cast<int32_t>(first_id + row);
             const bool is_behind =
@@ -230,55 +224,11 @@ class Sampler {
             if (is_behind) best = better(best, Candidate{double{logit}, logit, id, false});
         }
         ControlWord control[1] = {control_word_of(best)};
-        combine_in_warp(kBest, control);
-        if (!leads(warp())) return;
-        mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kBest],
-                         control[0]);
+        choosers_.store(kBest, control);
     }
 
     KCCL_DECODE float logprob_of(float logit, double log_sum) const {
         return static_cast<float>(double{logit} - peak_ - log_sum);
-    }
-
-    // Stores a control word of the block for the next exchange. Warp 0 stores the word that it
-    // passes, the other warps store zeros, which add nothing. The control words of other kinds mean
-    // nothing in this exchange.
-    KCCL_DECODE void leave(ControlWordKind kind, const ControlWord& control) {
-        if (!leads(warp())) return;
-        mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
-                         consumer_.warp_index() == 0 ? control : ControlWord{});
-    }
-
-    // Combines what the warps of all blocks of all ranks have stored as control words.
-    // found_candidate() and found_tally() then return the results. Returns false if a wait failed.
-    KCCL_DECODE bool exchange() {
-        if (!consumer_.meet()) return false;
-        send();
-        return receive();
-    }
-
-    // Sends this block's results to all blocks of all ranks. All warps have met since they computed
-    // them.
-    KCCL_DECODE void send() {
-        Shared<S>& shared = consumer_.shared();
-#pragma unroll 1
-        for (uint32_t kind = consumer_.warp_index(); kind < kNumControlWords; kind += S::kWarps) {
-            const uint32_t from = consumer_.thread();
-            ControlWord control[1] = {};
-            if (from < S::kWarps) control[0] = mem::load_plain(&shared.control_words[from][kind]);
-            combine_in_warp(kind, control);
-            if (!leads(warp())) continue;
-            const uint32_t mine = consumer_.comm().rank * S::kBlocks + consumer_.block();
-            consumer_.publish_to_all(Slots<S>::control_word(exchange_, kind) + mine,
-                                     float4_of(control[0]), tag_of_end(exchange_));
-        }
-        if (consumer_.warp_index() == 0 && leads(warp())) {
-            mem::store_plain(&shared.exchanges, exchange_ + 1);
-        }
-    }
-
-    KCCL_DECODE uint32_t own_thread() const {
-        return consumer_.warp_index() * platform::kWarpSize + consumer_.thread();
     }
 
     KCCL_DECODE static uint64_t weight_of(double below_peak) {
@@ -304,64 +254,29 @@ class Sampler {
         // sum, to which all other blocks add 0.
         uint32_t row = 0;
         Tally told = {0, 0};
-        if (consumer_.warp_index() == 0 && finds_row(consumer_, x_.id, &row)) {
+        if (choosers_.is_first_warp() && finds_row(consumer_, x_.id, &row)) {
             told.weight =
                 platform::bit_cast<uint64_t>(score_of_row(task, x_.logit, x_.is_seen, row));
         }
-        leave(kBefore, control_word_of(told));
-        if (!exchange()) return false;
+        choosers_.leave(kBefore, control_word_of(told));
+        if (!choosers_.exchange()) return false;
         x_score_ = platform::bit_cast<double>(found_tally(kBefore).weight);
         return true;
     }
 
-    // Waits for the control words of all blocks, and leaves their combination in shared memory.
-    // Returns false if a wait failed.
-    KCCL_DECODE bool receive() {
-        constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;
-        constexpr uint32_t kEach = ceil_div(kBlocks, platform::kWarpSize);
-        constexpr uint32_t kAtOnce = kEach < 2 ? kEach : 2;
-#pragma unroll 1
-        for (uint32_t kind = consumer_.warp_index(); kind < kNumControlWords; kind += S::kWarps) {
-            ControlWord all[1] = {};
-#pragma unroll 1
-            for (uint32_t first = 0; first < kBlocks; first += kAtOnce * platform::kWarpSize) {
-                uint32_t slots[kAtOnce], wanted = 0;
-                Float4 float4s[kAtOnce];
-                KCCL_UNROLL
-                for (uint32_t i = 0; i < kAtOnce; ++i) {
-                    const uint32_t from = first + i * platform::kWarpSize + consumer_.thread();
-                    wanted |= from < kBlocks ? 1u << i : 0;
-                    slots[i] =
-                        Slots<S>::control_word(exchange_, kind) + (from < kBlocks ? from : 0);
-                }
-                consumer_.template await<ConsumerWarp<S>::kReach>(
-                    slots, wanted, tag_of_end(exchange_), float4s, (1u << S::kWorldSize) - 1);
-                KCCL_UNROLL
-                for (uint32_t i = 0; i < kAtOnce; ++i) {
-                    if ((wanted >> i & 1u) != 0)
-                        all[0] = combined(kind, all[0], control_word_of(float4s[i]));
-                }
-            }
-            combine_in_warp(kind, all);
-            if (leads(warp())) mem::store_plain(&consumer_.shared().found[kind], all[0]);
-        }
-        ++exchange_;
-        return consumer_.meet();
-    }
-
     KCCL_DECODE Candidate found_candidate(ControlWordKind kind) const {
-        return candidate_of(mem::load_plain(&consumer_.shared().found[kind]));
+        return candidate_of(choosers_.found(kind));
     }
     KCCL_DECODE Tally found_tally(ControlWordKind kind) const {
-        return tally_of(mem::load_plain(&consumer_.shared().found[kind]));
+        return tally_of(choosers_.found(kind));
     }
 
     ConsumerWarp<S>& consumer_;
+    CHOOSERS<S> choosers_;
     const uint32_t column_;
     const Task& task_;  // of the column's request
     const Sampling& rules_;
     const uint32_t position_;
-    uint32_t exchange_;
     const bool is_random_;
     const double peak_;
     bool is_first_ = true;

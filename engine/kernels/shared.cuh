@@ -37,10 +37,23 @@ constexpr bool kStagesPartials =
     S::kHasSeats && StagedPartials<S>::kEnd <= S::kColumns * Shape<S>::kMostStaged;
 static_assert(sizeof(StagedFloat4) == sizeof(Float4), "partial results fit into staged vectors");
 
+// Only kernels with seats have this.
+template <class S, bool HAS_SEATS = S::kHasSeats>
+struct SharedSeats {};
+template <class S>
+struct SharedSeats<S, true> {
+    // [column]: the number of its next exchange of sampling, modulo 4 (choosers.cuh).
+    uint32_t exchanges_of[S::kColumns];
+};
+
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
-struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S>, SharedSums<S> {
+struct Beside : SharedChoice<S>,
+                SharedExpertBiases<S>,
+                SharedDrafts<S>,
+                SharedSums<S>,
+                SharedSeats<S> {
     // Each warp's part of the vectors that it multiplies, column by column, split for the matrix
     // unit.
     StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];
@@ -61,10 +74,11 @@ struct Beside : SharedChoice<S>, SharedExpertBiases<S>, SharedDrafts<S>, SharedS
     ControlWord best[S::kWarps][S::kColumns];
     ControlWord endings[S::kWarps][S::kColumns];
     // Used by an exchange of sampling (sample.cuh), for each kind of control word: each warp's
-    // result, and the combined result of all blocks.
+    // result, and the combined result of all blocks. With seats, a warp's row has both in turn.
     ControlWord control_words[S::kWarps][kNumControlWords];
     ControlWord found[kNumControlWords];
-    uint32_t mask[kMaskWords<S>];  // which of the block's ids may be chosen, if not all
+    // Which of the block's ids may be chosen, if not all. With seats, each warp has such a mask.
+    uint32_t masks[S::kHasSeats ? S::kWarps : 1][kMaskWords<S>];
     // A copy of the task's layers. In global memory they would cost each op a load that nothing
     // hides.
     Layer layers[S::kNumLayers];

@@ -274,8 +274,8 @@ BUGS = {
     ),
     "noise of one position for all columns": (
         "finish.cuh",
-        "Sampler<S> sampler(consumer, position + column + 1, all.best.score, column);",
-        "Sampler<S> sampler(consumer, position + 1, all.best.score, column);",
+        "Sampler<S, AllWarps> sampler(consumer, position + column + 1, all.best.score, column);",
+        "Sampler<S, AllWarps> sampler(consumer, position + 1, all.best.score, column);",
     ),
     "logits of one column for all": (
         "head.cuh",

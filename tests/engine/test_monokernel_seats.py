@@ -1,6 +1,8 @@
 """Several requests in one monokernel, simulated: each has the tokens that it has alone."""
 
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -8,13 +10,15 @@ from typing import Any
 import pytest
 from long import hunted
 from test_monokernel import CONTEXT, MERGING, SMALL, TUNING, kernels
+from test_monokernel_masks import mask_of
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.device_batch import BatchedDevice
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
-from kccl.engine.model.executor import Place
+from kccl.engine.model.executor import Place, Token
+from kccl.engine.model.grammar import Grammar
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.limits import check_requests
@@ -49,6 +53,12 @@ SHORTER: list[tuple[list[int], dict[str, Any], int]] = [
     ([7 * i % 128 for i in range(11)], {"max_tokens": 3, "seed": 1} | SAMPLED, 0),
     ([90, 4], {"max_tokens": 4, "frequency_penalty": 0.4, "logit_bias": {3: 2.0}}, 1),
 ]
+# With masks, as of a grammar. The masks of every third position come late.
+MASKED: tuple[list[int], dict[str, Any], int] = (
+    [8, 70],
+    {"max_tokens": 7, "seed": 3, "temperature": 0.9, "grammar": Grammar.regex("(?s).*")},
+    1,
+)
 
 
 @cache
@@ -58,6 +68,21 @@ def checkpoint(model: str) -> Checkpoint:
 
 def told(tokens: list[Any]) -> list[Any]:
     return [(each.id, repr(each.logprob), each.end, each.alternatives) for each in tokens]
+
+
+def masked(member: Any, tokens: Any, ids: list[int], given: dict[str, Any]) -> Iterator[Token]:
+    """Yields tokens of a request, and posts its masks if it has a grammar."""
+
+    def post(position: int) -> None:
+        if "grammar" in given:
+            time.sleep(0.2 if position % 3 == 0 else 0)
+            member.post_mask(position, mask_of(position))
+
+    post(len(ids))
+    for position, token in enumerate(tokens, len(ids) + 1):
+        if not token.end:
+            post(position)
+        yield token
 
 
 def executor_of(
@@ -75,7 +100,7 @@ def alone(
         executor, found = executor_of(comm, model, tuning, warp_size, 1), []
         for ids, given, _ in asked:
             executor.start(ids, SamplingParams(**given))
-            found.append(told(list(executor.tokens())))
+            found.append(told(list(masked(executor, executor.tokens(), ids, given))))
         return found
 
     return kccl.run_threads(main, 1, backend="sim", seed=1, warp_size=warp_size)[0]
@@ -106,7 +131,7 @@ def together(
                     return
                 slot = free.pop()
             member = executor.join(ids, SamplingParams(**given), Place(slot, slot, 0))
-            for token in member.tokens():
+            for token in masked(member, member.tokens(), ids, given):
                 with changed:
                     found[i].append(token)
                     changed.notify_all()
@@ -145,6 +170,11 @@ def together(
 
 def test_requests_together_have_the_tokens_that_they_have_alone():
     assert together("tiny-llama", SHORTER) == alone("tiny-llama", SHORTER)
+
+
+def test_a_request_with_a_grammar_has_the_tokens_that_it_has_alone():
+    asked = [REQUESTS[0], MASKED, REQUESTS[1]]
+    assert together("tiny-llama", asked) == alone("tiny-llama", asked)
 
 
 def test_requests_share_token_steps():
