@@ -10,25 +10,21 @@ a round that ended because its mask had not come. So the others do not wait for 
 """
 
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 import kccl
 
 from ..base.core import lib
-from ..model.executor import EndedElsewhere, Place, Token
+from ..model.executor import Place
 from ..model.sample import SamplingParams
-from ..monokernel import answer
 from ..monokernel import task as structs
 from ..monokernel.compiled import check_sampling, wants_sampling
 from ..monokernel.launching import Compiled
 from ..monokernel.seats import Seat, Seats
 from .device import DeviceExecutor
+from .device_member import DeviceMember
 from .requests import check_ids
 
 # Seconds between two polls of a request for its next token. As many threads as there are requests
@@ -55,62 +51,6 @@ class _Running:
     made: int = 0
     lacks_mask: bool = False
     has_ended: bool = False
-
-
-class DeviceMember:
-    """A request of a batch: a Member (model/batches.py)."""
-
-    def __init__(
-        self, batch: "BatchedDevice", number: int, order: dict[str, Any], look_s: float
-    ) -> None:
-        """Takes the number of its seat, what rank 0 tells the others about it, and how long to
-        wait between two polls.
-        """
-        self._batch, self.number, self.order = batch, number, order
-        self._look_s = look_s
-        # Guarded by the batch's lock.
-        self.task: Any = None  # once it has begun
-        self.is_cancelled = False
-        self.is_over = False  # the executor does not work on it
-        self.masked = 0  # the position of the newest mask
-
-    def tokens(self) -> Generator[Token, None, None]:
-        """See Member."""
-        seat = self._batch.seat(self.number)
-        self._batch.until(lambda: self.task is not None or self.is_over)
-        if self.task is None:
-            raise EndedElsewhere
-        yield from answer.tokens(self.task, seat, self._there, self._batch.dtype)
-
-    def _there(self, token: Any) -> Any:
-        number = self.task.number
-
-        def has_come() -> bool:
-            return bool(token.number == number and token.number_again == number)
-
-        while not has_come():
-            is_over = self.is_over
-            self._batch.check()
-            # A round's tokens are there before it ends, so this one never comes.
-            if is_over and not has_come():
-                raise kccl.Error("the kernel has ended without a token that was due")
-            time.sleep(self._look_s)
-        return token
-
-    def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
-        """See Member."""
-        self._batch.until(lambda: self.task is not None or self.is_over)
-        if not self.is_over:
-            self._batch.seat(self.number).choices.post_mask(position, words)
-            self._batch.has_mask(self, position)
-
-    def cancel(self) -> None:
-        """See Member."""
-        self._batch.cancel_member(self)
-
-    def leave(self) -> None:
-        """See Member."""
-        self._batch.leave(self)
 
 
 class BatchedDevice(DeviceExecutor):
@@ -172,10 +112,10 @@ class BatchedDevice(DeviceExecutor):
             InvalidArgument: The request has a grammar, and there are several ranks.
         """
         ids = check_ids(ids, self.context, room=1)
-        num_ranks = self._comm.world_size
-        if params.grammar is not None and num_ranks > 1:
+        world_size = self._comm.world_size
+        if params.grammar is not None and world_size > 1:
             raise kccl.InvalidArgument(
-                f"grammar is given, must be None with slots on {num_ranks} ranks of backend "
+                f"grammar is given, must be None with slots on {world_size} ranks of backend "
                 f"{self._comm.backend!r}, where only rank 0 has masks; with one slot it runs"
             )
         check_sampling(params)
@@ -306,7 +246,6 @@ class BatchedDevice(DeviceExecutor):
                 lambda: self._ready(running) or self._waiting or (self._is_ending and not running)
             )
             ready = self._ready(running)
-            self._left_out = {each.number for each in running} - set(ready)
             self._comes_back = False
             if not self._waiting:
                 return {"joins": None, "runs": ready} if ready else None
@@ -314,13 +253,16 @@ class BatchedDevice(DeviceExecutor):
             return {"joins": self._joining.order, "runs": ready}
 
     def _ready(self, running: Sequence[_Running]) -> list[int]:
-        """Returns the numbers of the seats whose requests can run. Called with the lock held."""
+        """Returns the numbers of the seats whose requests can run, and records the others. Called
+        with the lock held.
+        """
         members = {each.number: each for each in self._members if each.task is not None}
         for each in running:
             member = members[each.number]
             # The kernel ends a cancelled request.
             if member.is_cancelled or member.masked == each.num_ids + each.made:
                 each.lacks_mask = False
+        self._left_out = {each.number for each in running if each.lacks_mask}
         return [each.number for each in running if not each.lacks_mask]
 
     def _admit(self, order: dict[str, Any], params: SamplingParams) -> _Running:

@@ -30,6 +30,9 @@ class AllWarps {
     // Tells whether this thread is the first of the block's choosers.
     KCCL_DECODE bool lead() const { return is_first_warp() && leads(warp()); }
 
+    // Says that the exchanges of the choice need only the kinds of control words before `end`.
+    KCCL_DECODE void read_before(uint32_t) {}
+
     // Copies the mask of a request, if it has one, for allowed(). Returns false if a wait failed.
     KCCL_DECODE bool fetch_mask(const Task& task) {
         if (task.mask == 0) return true;
@@ -149,6 +152,10 @@ class OneWarp {
     KCCL_DECODE bool is_first_warp() const { return true; }
     KCCL_DECODE bool lead() const { return leads(warp()); }
 
+    // An exchange sends all kinds of control words, but reads only some. A choice always reads the
+    // same ones, and the end of a token step orders those of the choice before.
+    KCCL_DECODE void read_before(uint32_t end) { num_kinds_ = end; }
+
     KCCL_DECODE bool fetch_mask(const Task& task) {
         if (task.mask == 0) return true;
         // The warp may have read the mask of another request.
@@ -176,26 +183,28 @@ class OneWarp {
     }
 
     KCCL_DECODE bool exchange() {
-        constexpr uint32_t kEach = ceil_div(kBlocks, kSharers);
-        constexpr uint32_t kAtOnce = least_of(kEach, kMostAtOnce);
-        const uint32_t kind = thread() / kSharers, sharer = thread() % kSharers;
-        const bool has_kind = kind < kNumControlWords;
-        const uint32_t first = Slots<S>::seat_word(column_, exchange_, has_kind ? kind : 0);
+        constexpr uint32_t kAtOnce = least_of(ceil_div(kBlocks, kLeastSharers), kMostAtOnce);
         const uint32_t tag = tag_of_end(exchange_);
         warp().sync();
-        if (has_kind && sharer == 0) {
+        if (thread() < kNumControlWords) {
             const uint32_t mine = consumer_.comm().rank * S::kBlocks + consumer_.block();
-            const ControlWord control = mem::load_plain(word_at(kind));
-            consumer_.publish_to_all(first + mine, float4_of(control), tag);
+            const ControlWord control = mem::load_plain(word_at(thread()));
+            consumer_.publish_to_all(Slots<S>::seat_word(column_, exchange_, thread()) + mine,
+                                     float4_of(control), tag);
         }
+        // So many neighbouring threads share the control words of a kind.
+        const uint32_t sharers = platform::kWarpSize / num_kinds_;
+        const uint32_t kind = thread() / sharers, sharer = thread() % sharers;
+        const bool has_kind = kind < num_kinds_;
+        const uint32_t first = Slots<S>::seat_word(column_, exchange_, has_kind ? kind : 0);
         ControlWord all = {};
 #pragma unroll 1
-        for (uint32_t begin = sharer; begin - sharer < kBlocks; begin += kAtOnce * kSharers) {
+        for (uint32_t begin = sharer; begin - sharer < kBlocks; begin += kAtOnce * sharers) {
             uint32_t slots[kAtOnce], wanted = 0;
             Float4 float4s[kAtOnce];
             KCCL_UNROLL
             for (uint32_t i = 0; i < kAtOnce; ++i) {
-                const uint32_t from = begin + i * kSharers;
+                const uint32_t from = begin + i * sharers;
                 const bool is_there = has_kind && from < kBlocks;
                 wanted |= is_there ? 1u << i : 0;
                 slots[i] = first + (is_there ? from : 0);
@@ -209,10 +218,15 @@ class OneWarp {
                 }
             }
         }
-        KCCL_UNROLL
-        for (uint32_t step = kSharers / 2; step > 0; step /= 2) {
-            all = combined(kind, all, platform::shuffle(all, warp().index() ^ step));
+        // Only the first sharer of each kind gets the words of all of its sharers.
+        const ControlWord own = all;
+#pragma unroll 1
+        for (uint32_t i = 1; i < sharers; ++i) {
+            const uint32_t other = (warp().index() + i) % platform::kWarpSize;
+            all = combined(kind, all, platform::shuffle(own, other));
         }
+        // All threads have read the block's own words.
+        warp().sync();
         if (has_kind && sharer == 0) mem::store_plain(word_at(kind), all);
         exchange_ = (exchange_ + 1) % 4;
         if (lead()) mem::store_plain(&consumer_.shared().exchanges_of[column_], exchange_);
@@ -226,9 +240,7 @@ class OneWarp {
 
   private:
     static constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;
-    // So many neighbouring threads share the control words of a kind.
-    static constexpr uint32_t kSharers = platform::kWarpSize / 8;
-    static_assert(kNumControlWords <= 8, "a kind for each");
+    static constexpr uint32_t kLeastSharers = platform::kWarpSize / kNumControlWords;
     // A thread waits for so many at the same time.
     static constexpr uint32_t kMostAtOnce = 6;
 
@@ -240,6 +252,7 @@ class OneWarp {
     ConsumerWarp<S>& consumer_;
     const uint32_t column_;
     uint32_t exchange_;  // modulo 4: slots and tags repeat then
+    uint32_t num_kinds_ = kNumControlWords;
 };
 
 // Returns where a block keeps, between two rounds, how many exchanges the columns had.

@@ -67,6 +67,9 @@ class Sampler {
         const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
         const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
         const bool needs_sums = k < S::kVocab || top_p < 1 || rules_.wants_logprobs != 0;
+        choosers_.read_before(rules_.wants_logprobs != 0 ? kNumControlWords
+                              : needs_sums || min_p > 0  ? kAll
+                                                         : kReached);
         // The k-th largest score lies between low and high. The weight of all scores that are not
         // below it lies between least and most. Scores below the first `low` weigh nothing.
         double low = 0, high = 0;
@@ -161,8 +164,10 @@ class Sampler {
                 const bool is_seen = (seen >> i & 1u) != 0;
                 const double score = score_of_row(task_, logit, is_seen, index4 * 4 + i);
                 const bool is_larger = is_first_ || score > x_score_;
-                const uint64_t weight = is_first_ ? 0 : weight_of(score - largest_);
-                if (is_larger || (score == x_score_ && id < x_.id)) {
+                const bool is_before = is_larger || (score == x_score_ && id < x_.id);
+                const bool needs_weight = !is_first_ && (is_before || score >= pivot_);
+                const uint64_t weight = needs_weight ? weight_of(score - largest_) : 0;
+                if (is_before) {
                     before.weight += weight;
                     before.num += is_larger ? 1 : 0;
                     const double noise = is_random_ ? gumbel(words.word[i]) : 0;
