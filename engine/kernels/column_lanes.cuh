@@ -1,4 +1,4 @@
-// Which part of the columns' vectors a thread passes to the matrix unit.
+// Which part of the columns' vectors a thread passes to the matrix unit, and where their sums go.
 #pragma once
 
 #include "columns.cuh"
@@ -46,5 +46,23 @@ class ColumnLanes<F, S, true> {
     const typename Unit::Lane first_;
     const typename Unit::Lane second_;
 };
+
+// Stores the sums of a row tile in the warp's area, for the columns of a turn, and clears them.
+// area: where those of column 0 begin. Called by all threads of the warp.
+template <class S, uint32_t TURN, class Lanes, class Sums>
+KCCL_DECODE void store_turn(const Lanes& lanes, Sums& sums, float* area) {
+    constexpr uint32_t kVectors = Lanes::Unit::kVectors;
+    constexpr uint32_t kNum = least_of(S::kColumns - TURN * kVectors, kVectors);
+    constexpr uint32_t kFloatsOfColumn = Shape<S>::kMostSums * 4;
+    lanes.template of<TURN>().totals(sums, [&](uint32_t row, uint32_t vector, float sum) {
+        if constexpr (S::kColumns == 1) {
+            if (vector == 0 && row < kTileRows) mem::store_plain(area + row, sum);
+        } else if (vector < kNum && row < kTileRows) {
+            const uint32_t column = TURN * kVectors + vector;
+            mem::store_plain(area + column * kFloatsOfColumn + row, sum);
+        }
+    });
+    sums = {};
+}
 
 }  // namespace kccl::decode

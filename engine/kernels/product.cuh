@@ -296,26 +296,11 @@ class Multiplier {
 
     // Stores the sums of a row tile and lane, and begins the next one.
     KCCL_DECODE void store() {
-        store_turn<0>();
-        if constexpr (kTurns > 1) store_turn<1>();
+        store_turn<S, 0>(lanes_, sums_[0], area_);
+        if constexpr (kTurns > 1) store_turn<S, 1>(lanes_, sums_[1], area_);
         area_ += kTileRows;
         left_ = steps_.each;
     }
-    template <uint32_t TURN>
-    KCCL_DECODE void store_turn() {
-        constexpr uint32_t kNum = least_of(S::kColumns - TURN * Unit::kVectors, Unit::kVectors);
-        lanes_.template of<TURN>().totals(
-            sums_[TURN], [&](uint32_t row, uint32_t vector, float sum) {
-                if constexpr (S::kColumns == 1) {
-                    if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
-                } else if (vector < kNum && row < kTileRows) {
-                    const uint32_t column = TURN * Unit::kVectors + vector;
-                    mem::store_plain(area_ + column * kTileFloatsOfColumn + row, sum);
-                }
-            });
-        sums_[TURN] = {};
-    }
-    static constexpr uint32_t kTileFloatsOfColumn = Shape<S>::kMostSums * 4;
 
     ConsumerWarp<S>& consumer_;
     const Steps steps_;
@@ -335,17 +320,21 @@ struct Multiply {
     template <class F>
     KCCL_DECODE void run() const {
         if (steps.num == 0) return;
-        if constexpr (kIsInPlace<S, F>) {
-            InPlaceMultiplier<F, S>(consumer, steps).run();
-        } else {
-            using Lanes = ColumnLanes<F, S>;
-            if constexpr (Lanes::kTurns > 1) {
-                if (consumer.num_columns() > Lanes::Unit::kVectors) {
-                    Multiplier<F, S, Lanes::kTurns> multiplier(consumer, steps);
-                    return multiplier.run(first);
-                }
+        using Lanes = ColumnLanes<F, S>;
+        if constexpr (Lanes::kTurns > 1) {
+            if (consumer.num_columns() > Lanes::Unit::kVectors) {
+                return multiply<F, Lanes::kTurns>();
             }
-            Multiplier<F, S, 1> multiplier(consumer, steps);
+        }
+        multiply<F, 1>();
+    }
+
+    template <class F, uint32_t TURNS>
+    KCCL_DECODE void multiply() const {
+        if constexpr (kIsInPlace<S, F>) {
+            InPlaceMultiplier<F, S, TURNS>(consumer, steps).run();
+        } else {
+            Multiplier<F, S, TURNS> multiplier(consumer, steps);
             multiplier.run(first);
         }
     }

@@ -11,15 +11,16 @@
 namespace kccl::decode {
 
 // Whether stages in format F are multiplied in place: where it has minimums, or it has scales and
-// only experts have it. Kernels of several columns have no mixtures, and hold their stages.
+// only experts have it.
 template <class S, class F>
 constexpr bool kIsInPlace =
     kIsPartByPart<S, F> || (!S::kWeightsInRegisters && kHasScales<F> && kIsOfExperts<S, F>);
 
 // A warp's pass through a product in format F. A part of a stage is so many steps, and lies in one
 // row tile and lane; or it has several, if its strips are short. Each part is loaded while the one
-// before it is multiplied.
-template <class F, class S>
+// before it is multiplied. TURNS: how many multiplications the columns that the token step uses
+// take (Multiplier in product.cuh).
+template <class F, class S, uint32_t TURNS>
 class InPlaceMultiplier {
   public:
     KCCL_DECODE InPlaceMultiplier(ConsumerWarp<S>& consumer, const Steps& steps)
@@ -31,12 +32,12 @@ class InPlaceMultiplier {
           area_(reinterpret_cast<float*>(consumer.area(consumer.warp_index()))),
           left_(steps.each) {}
 
-    // Takes the product's stages, multiplies, and leaves the sums in the warp's area, [row
-    // tile][lane][row].
+    // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
+    // [column][row tile][lane][row].
     KCCL_DECODE void run() {
         warp().sync();
         if constexpr (F::kHasMinimums) {
-            if constexpr (!kHasLanes) sums().make(staged_, steps_.of_lanes);
+            if constexpr (kKnowsSums) sums().make(staged_, steps_.of_lanes);
             run_part_by_part();
         } else {
             run_stage_by_stage();
@@ -91,7 +92,8 @@ class InPlaceMultiplier {
     }
 
     using Unit = Mma<typename F::Operand>;
-    static_assert(S::kColumns == 1, "products in place have one column");
+    template <uint32_t TURN>
+    static constexpr uint32_t kOfTurn = TURN * Unit::kVectors * Shape<S>::kMostStaged;
     static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
     static constexpr uint32_t kMostOfPart = 8;
     template <bool HAS_LANES, class M>
@@ -117,6 +119,8 @@ class InPlaceMultiplier {
     static constexpr uint32_t kOfAll = part_of<true>(Products<S>{});
     static constexpr bool kHasLanes = F::kHasMinimums && F::kStripTiles == kLateTiles<F> &&
                                       kOfOne < kLeastPart && kOfAll > kOfOne;
+    // With several columns, too: the sums of all of them would have to be known.
+    static constexpr bool kKnowsSums = F::kHasMinimums && !kHasLanes && S::kColumns == 1;
     static constexpr uint32_t kPart = kHasLanes ? kOfAll : kOfOne;
     static constexpr uint32_t kStrips = kPart / F::kStripTiles;
     static_assert(kPart % F::kStripTiles == 0, "whole strips");
@@ -142,50 +146,70 @@ class InPlaceMultiplier {
     }
 
     KCCL_DECODE void multiply(const Strip<F> (&strips)[kStrips]) {
-        const auto& lane = lanes_.template of<0>();
-        const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
-        const auto input = [&](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); };
-        if constexpr (F::kHasMinimums) {
-            if constexpr (kHasLanes) {
-                return multiply_lanes(LateChains<F, decltype(input)>(input), strips);
-            }
-            const auto known = sums().from(at_);
-            const LateChains<F, decltype(input), decltype(known)> chains(input, known);
-            KCCL_UNROLL
-            for (uint32_t i = 0; i < kStrips; ++i) chains.add(sums_, strips[i], i);
-        } else {
-            multiply_strips<F, kStrips>(sums_, strips, input);
-        }
-        at_ += kPart;
-        if (at_ == steps_.of_lanes) at_ = 0;
+        if constexpr (kHasLanes) return multiply_lanes(strips);
+        multiply_turn<0>(strips);
+        if constexpr (TURNS > 1) multiply_turn<1>(strips);
+        step();
         left_ -= kPart;
         if (left_ == 0) store();
     }
+    template <uint32_t TURN>
+    KCCL_DECODE void multiply_turn(const Strip<F> (&strips)[kStrips]) {
+        const auto input = input_of<TURN>();
+        if constexpr (kKnowsSums) {
+            const auto known = sums().from(at_);
+            const LateChains<F, decltype(input), decltype(known)> chains(input, known);
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kStrips; ++i) chains.add(sums_[TURN], strips[i], i);
+        } else {
+            multiply_strips<F, kStrips>(sums_[TURN], strips, input);
+        }
+    }
 
     // Row tiles and lanes may end with any strip. All products come before the first branch.
-    template <class C>
-    KCCL_DECODE void multiply_lanes(const C& chains, const Strip<F> (&strips)[kStrips]) {
-        typename C::Some some[kStrips];
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < kStrips; ++i) chains.multiply(some[i], strips[i], i, 0);
+    KCCL_DECODE void multiply_lanes(const Strip<F> (&strips)[kStrips]) {
+        if constexpr (kHasLanes) {
+            const auto first = input_of<0>(), second = input_of<TURNS - 1>();
+            using Input = decltype(first);
+            using Second = decltype(second);
+            const LateChains<F, Input> chains(first);
+            const LateChains<F, Second> further(second);
+            typename LateChains<F, Input>::Some some[kStrips];
+            typename LateChains<F, Second>::Some others[kStrips];
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kStrips; ++i) {
+                chains.multiply(some[i], strips[i], i, 0);
+                if constexpr (TURNS > 1) further.multiply(others[i], strips[i], i, 0);
+            }
+            step();
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kStrips; ++i) {
+                chains.add_some(sums_[0], some[i], strips[i], 0);
+                if constexpr (TURNS > 1) further.add_some(sums_[1], others[i], strips[i], 0);
+                left_ -= F::kStripTiles;
+                if (left_ == 0) store();
+            }
+        }
+    }
+
+    // Returns a function that returns this thread's part of the vectors' i-th tile from here on.
+    template <uint32_t TURN>
+    KCCL_DECODE auto input_of() const {
+        const StagedFloat4* const vector = staged_ + kOfTurn<TURN> + at_ * kTileFloat4s;
+        const auto& lane = lanes_.template of<TURN>();
+        return [&lane, vector](uint32_t i) { return lane.inputs(vector + i * kTileFloat4s); };
+    }
+    KCCL_DECODE void step() {
         at_ += kPart;
         if (at_ == steps_.of_lanes) at_ = 0;
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < kStrips; ++i) {
-            chains.add_some(sums_, some[i], strips[i], 0);
-            left_ -= F::kStripTiles;
-            if (left_ == 0) store();
-        }
     }
 
     KCCL_DECODE KnownSums<F> sums() const { return KnownSums<F>(consumer_.shared().sums[warp_]); }
 
     // Stores the sums of a row tile and lane, and begins the next one.
     KCCL_DECODE void store() {
-        lanes_.template of<0>().totals(sums_, [&](uint32_t row, uint32_t vector, float sum) {
-            if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
-        });
-        sums_ = {};
+        store_turn<S, 0>(lanes_, sums_[0], area_);
+        if constexpr (TURNS > 1) store_turn<S, 1>(lanes_, sums_[1], area_);
         area_ += kTileRows;
         left_ = steps_.each;
     }
@@ -198,7 +222,7 @@ class InPlaceMultiplier {
     float* area_;
     uint32_t at_ = 0;  // the next step's number within all lanes
     uint32_t left_;    // steps of this row tile and lane
-    typename Unit::Scaled sums_ = {};
+    typename Unit::Scaled sums_[TURNS] = {};
 };
 
 }  // namespace kccl::decode

@@ -32,9 +32,9 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 }
 
 // Whether stages in format F are multiplied part by part (product_in_place.cuh): where it has
-// minimums. Kernels of several columns hold whole stages.
+// minimums.
 template <class S, class F>
-constexpr bool kIsPartByPart = !S::kWeightsInRegisters && F::kHasMinimums && S::kColumns == 1;
+constexpr bool kIsPartByPart = !S::kWeightsInRegisters && F::kHasMinimums;
 
 // The packed matrix of a product, whose rows BLOCKS blocks share. F is the format of its weights.
 // The product multiplies one vector of COLUMNS values for each of LANES lanes. The sums of
