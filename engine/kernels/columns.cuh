@@ -65,14 +65,15 @@ KCCL_DECODE uint32_t columns_of(const Task& task, uint32_t position) {
 
 // How many token steps have used each column, modulo 4: the number of column c has bit c of `low`,
 // and above it bit c of `high`. The bits kMergedUse count the token steps of kernels with several
-// columns, as if these were one more column.
+// columns, as if these were one more column. The bit kMeanUse of `low` counts those whose blocks
+// shared the head's mean (head_mean.cuh).
 struct Uses {
     uint32_t low;
     uint32_t high;
 };
 
 // Uses as a word, for the host to keep between requests (KcclDecodeTask.uses).
-constexpr uint32_t kUsesBits = 16, kMergedUse = kUsesBits - 1;
+constexpr uint32_t kUsesBits = 16, kMergedUse = kUsesBits - 1, kMeanUse = kMergedUse - 1;
 KCCL_DECODE Uses uses_of(uint32_t word) {
     return {word & ((1u << kUsesBits) - 1), word >> kUsesBits};
 }

@@ -92,6 +92,8 @@ class ConsumerWarp {
         if constexpr (S::kColumns == 1) return 1;
         return num_columns_;
     }
+    // Counts a token step whose blocks shared the head's mean.
+    KCCL_DECODE void count_mean() { uses_.low ^= 1u << kMeanUse; }
     KCCL_DECODE const Uses& uses() const { return uses_; }
     // Returns the id of a column that runs a draft.
     KCCL_DECODE int32_t draft_of(uint32_t column) const {

@@ -183,11 +183,11 @@ struct Slots {
     // without tags, and behind them [block], that its share is stored.
     static constexpr uint32_t kMeans = kFurther + (S::kMostColumns - 1) * kControlWords;
     static constexpr uint32_t kHaveMeans =
-        kMeans + (S::kMostSeats > 1 ? S::kMostSeats * kVector : 0);
+        kMeans + (S::kMostColumns > 1 ? S::kMostColumns * kVector : 0);
     // With seats, each column has exchanges of sampling of its own (choosers.cuh):
     // [column][exchange % 2][kind][rank][block], and behind them [block], plain float4s: how many
     // exchanges the columns had, as the block has counted them.
-    static constexpr uint32_t kSeatWords = kHaveMeans + (S::kMostSeats > 1 ? S::kBlocks : 0);
+    static constexpr uint32_t kSeatWords = kHaveMeans + (S::kMostColumns > 1 ? S::kBlocks : 0);
     static constexpr uint32_t kSeatCounts =
         kSeatWords + (S::kMostSeats > 1 ? S::kMostSeats * (kMeetings - kControlWords) : 0);
     static constexpr uint32_t kFloat4s = kSeatCounts + (S::kMostSeats > 1 ? S::kBlocks : 0);

@@ -1,8 +1,8 @@
-// Stages the mean of all residuals, which the head multiplies, in a kernel with seats. Elsewhere
-// each block computes all of it (stage_mean). With several requests, reading all of their residuals
-// twice in each block would take longer than one more exchange. So each block computes a share of
-// one column's mean. The blocks exchange the shares as plain float4s behind fences, because a mean
-// uses every bit of a word, so that none is left for a flag.
+// Stages the mean of all residuals, which the head multiplies, in a kernel with several columns.
+// With one column each block computes all of it (stage_mean). With several, reading all of their
+// residuals twice in each block would take longer than one more exchange. So each block computes a
+// share of one column's mean. The blocks exchange the shares as plain float4s behind fences,
+// because a mean uses every bit of a word, so that none is left for a flag.
 #pragma once
 
 #include "math.cuh"
@@ -12,7 +12,7 @@ namespace kccl::decode {
 
 // Each column needs a block that computes its mean.
 template <class S>
-constexpr bool kSharesMean = S::kHasSeats && S::kWorldSize == 1 &&
+constexpr bool kSharesMean = S::kColumns > 1 && S::kWorldSize == 1 &&
                              (S::kNumResiduals > S::kNumHeadParts) && (S::kBlocks >= S::kColumns);
 
 // Returns the slot of float4 `row` of residual `each` behind the last module.
@@ -106,8 +106,7 @@ KCCL_DECODE bool stage_shared_mean(ConsumerWarp<S>& consumer) {
     }
     if (!consumer.meet()) return false;
     if (consumer.warp_index() == 0) {
-        // Only token steps of kernels with seats write these words, and each of them does.
-        const uint32_t tag = consumer.tag(kMergedUse);
+        const uint32_t tag = consumer.tag(kMeanUse);
         if (leads(warp())) {
             mem::fence<mem::Order::kRelease, mem::Scope::kDevice>();
             consumer.publish_to_all(Slots<S>::kHaveMeans + consumer.block(), Float4{}, tag);
@@ -116,6 +115,7 @@ KCCL_DECODE bool stage_shared_mean(ConsumerWarp<S>& consumer) {
         (void)consumer.template await_all<false>(Slots<S>::kHaveMeans, tag, float4s);
         mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();
     }
+    consumer.count_mean();
     if (!consumer.meet()) return false;
     constexpr uint32_t kNum = columns_at_once<S>(kEach);
     const uint32_t first = first_float4<M>(consumer);
