@@ -8,7 +8,8 @@
 // The text lies in Task.ids, and the mailbox has what the other kernel must know. The exchange
 // buffer, the keys and the counters are those that a request finds behind the one before.
 //
-// So a request has the same token steps, with the same drafts, as if one kernel ran it all.
+// So a request has the same token steps, with the same drafts, as if one kernel ran it all; but for
+// drafts to begin, a longer run of ids must match (kFewestToLeave).
 #pragma once
 
 #include "drafts.cuh"
@@ -17,6 +18,12 @@ namespace kccl::decode {
 
 // A Verdict's end: the kernel ends, and the request goes on in the other one.
 constexpr uint32_t kLeaves = 1u << 30;
+
+// How many ids must match before the kernel with one column leaves a request. A change of kernels
+// costs a small model up to half a token, and drafts of longer matches are right more often.
+constexpr uint32_t kFewestToLeave = 5;
+static_assert(kFewestToLeave >= kFewestAlike && kFewestToLeave <= kMostAlike,
+              "a match may be longer");
 
 // Tells whether the kernel with several columns leaves the request, because the next token step has
 // no drafts. With a table of n-grams most token steps have some, so only a pause is a reason. room:
@@ -42,7 +49,8 @@ KCCL_DECODE bool finds_drafts(ConsumerWarp<S>& consumer, uint32_t position, int3
     const uint32_t num_ids = position + 2;
     if (task.num_predicted != 0) return num_ids < task.num_predicted;
     if (task.ngrams.words != 0) return true;
-    return consumer.meet_any(best_place(consumer, StoredText(task, num_ids, newest)) != 0);
+    const uint32_t best = best_place(consumer, StoredText(task, num_ids, newest));
+    return consumer.meet_any(best >= kFewestToLeave << kPlaceBits);
 }
 
 // Begins a request that the kernel with one column has left: proposes the drafts of the first token

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from drafting import tokens_of, told
-from long import hunted, long_after
+from long import hunted
 from test_monokernel import CONTEXT, kernels
 from test_monokernel_drafts import LIKELY, PROMPT, SAMPLED, answers, checkpoint, passes, predicted
 
@@ -24,6 +24,8 @@ AUTO = Drafts(2, adapts=True)
 # A first trial that fails, the pause of 16 token steps behind it, and the next trial.
 GREEDY = {"max_tokens": 26}
 WRONG = range(8)
+# So many ids must match before drafts begin (kFewestToLeave).
+FEWEST = 5
 # Ids that no answer has.
 NEVER = Drafts(2, adapts=True, prediction=[LIKELY] * 18)
 
@@ -42,11 +44,39 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
+def longest_match(text: list[int]) -> int:
+    """How many ids at the text's end also stand before."""
+    ends = range(1, len(text))
+    return max(
+        next(i for i in range(end + 1) if i == end or text[end - 1 - i] != text[-1 - i])
+        for end in ends
+    )
+
+
+def test_a_longer_match_begins_drafts(monkeypatch):
+    (plain,) = answers("tiny-llama", 3, [(OFF, GREEDY)])
+    parts = launched(monkeypatch)
+    (found,) = answers("tiny-llama", 3, [(AUTO, GREEDY)])
+    assert told(found) == told(plain)
+    text = PROMPT + ids_of(plain)
+    # The kernel with several columns has the first part, and every other one.
+    starts = [start for start, _ in parts]
+    assert all(longest_match(text[: at + 1]) >= FEWEST for at in starts[2::2])
+    # Some matches are too short to begin drafts.
+    waited = [at for a, b in zip(starts[1::2], starts[2::2], strict=False) for at in range(a, b)]
+    assert any(FEWEST > longest_match(text[: at + 1]) >= 3 for at in waited)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ranks", "num", "how"),
-    long_after(1, [("tiny-llama", 1, 9, {}), ("tiny-laneformer", 2, 22, {"seed": 3})]),
+    [("tiny-llama", 1, 9, {}), ("tiny-laneformer", 2, 22, {"seed": 3})],
 )
-def test_passes_are_those_of_one_kernel(model, ranks, num, how, monkeypatch):
+def test_passes_are_those_of_one_kernel(model, ranks, num, how, kernels, monkeypatch):
+    path = kernels / "leaving.cuh"
+    text = path.read_text()
+    assert text.count(f"kFewestToLeave = {FEWEST};") == 1
+    path.write_text(text.replace(f"kFewestToLeave = {FEWEST};", "kFewestToLeave = kFewestAlike;"))
     monkeypatch.setattr(host_requests, "HOST_PACE", GPU_PACE)
     given = {"max_tokens": num}
     with Engine(checkpoint(model), blocks=1, context=CONTEXT) as engine:
