@@ -7,11 +7,14 @@ import gguf
 import numpy as np
 import pytest
 from kernel_copies import copy_kernels
-from long import hunted
+from long import hunted, long_after
+from numpy.typing import NDArray
 from test_monokernel_fp8 import CHUNKS, IDS, NEW, SMALL, TOLERANCE, run
 from test_monokernel_fp8 import TUNING as OF_FP8
 from tiny_models import gguf_shapes, write_gguf
 
+import kccl
+from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.opening import read_for, rounding
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint, open_checkpoint
@@ -155,6 +158,27 @@ def test_ranks_stages_and_chunks_change_no_bit(which, ranks, changes):
     found, of_ranks = run(mixed(which), ranks, replace(TUNING, **changes), warp_size=64, seed=1)
     np.testing.assert_array_equal(found.view(np.uint32), one.view(np.uint32))
     assert of_ranks == [tokens] * ranks
+
+
+# Six positions take two turns of the matrix unit.
+@pytest.mark.parametrize(("which", "columns"), long_after(1, [("32", 8), ("K", 3)]))
+def test_a_column_has_the_bits_that_it_has_alone(which, columns):
+    ids = [*IDS, 3, 8]
+
+    def main(comm: kccl.Communicator) -> list[NDArray[np.float32]]:
+        found = []
+        for each in (1, columns):
+            tuning = replace(TUNING, columns=each)
+            executor = DeviceExecutor(mixed(which), comm, tuning=tuning, context=32)
+            out = np.empty((len(ids), SMALL["vocab_size"]), np.float32)
+            executor.start_scoring(ids, out, writes_shared=True)
+            executor.wait()
+            found.append(out)
+        return found
+
+    ((alone, found),) = kccl.run_threads(main, 1, backend="sim", seed=columns)
+    np.testing.assert_array_equal(found.view(np.uint32), alone.view(np.uint32))
+    np.testing.assert_allclose(found, Reference(mixed(which)).logits(ids), atol=TOLERANCE)
 
 
 # A file of kernels/, its text that is there once, and what takes its place.
