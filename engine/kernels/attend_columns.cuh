@@ -226,7 +226,7 @@ class ColumnsAttention {
         for (uint32_t i = 0; i < kHeads; ++i) queries[i] = turned_at(heads[i], column, false);
         Partial own[kHeads];
         attend_itself<S>(queries, turned_at(heads[kHeads], column, true), heads[kHeads + 1], own);
-        store_partials<S>(consumer_.shared().own[column * kHeads], own);
+        store_partials<S>(own_partial(consumer_.shared(), column * kHeads), own);
     }
 
     // Goes through KV strand `index` of this KV split for kTogether columns from `first` on, and
@@ -245,7 +245,8 @@ class ColumnsAttention {
             });
         }
         if (index + S::kWarps < Dims::kKvStrandsPerSplit) prefetch(first_tile(index + S::kWarps));
-        kv_strand.store(consumer_.shared().partials[index] + first * kHeads);
+        kv_strand.store(reinterpret_cast<Float4(*)[Dims::kPartialFloat4s]>(
+            consumer_.partial(index, first * kHeads)));
     }
 
     ConsumerWarp<S>& consumer_;

@@ -42,6 +42,12 @@ struct Columns {
     static constexpr uint32_t kQueries = kGroups * kTogether * Shape<S>::kHeadsPerKv;
 };
 
+// Whether one thread of a warp polls alone at first (Waiter::await). Not with several columns where
+// a vector is so short that a thread has one float4 of it: there a kernel with one column has no
+// such scout either, and one more trip to the L2 cache takes longer (bench/LOG.md).
+template <class S>
+constexpr bool kScouts = S::kColumns == 1 || Shape<S>::OfResidual::kFloat4s > platform::kWarpSize;
+
 // Returns for how many columns a thread waits at the same time, if it has `each` float4s of each
 // column. More would take too many registers.
 template <class S>

@@ -6,8 +6,8 @@
 // of shared memory. The warps meet. Then threads add up the sums of all warps, finish the rows and
 // publish them. A warp polls for the next op's vector without waiting for the other warps. So it
 // has two areas, which take turns: other warps may still read one while it writes the other. When a
-// warp writes an area again, all warps have met since the area was last read. With seats there is
-// no memory for two, and the warps meet at the beginning of each op.
+// warp writes an area again, all warps have met since the area was last read. Where there is no
+// memory for two (kAreas), the warps meet at the beginning of each op.
 #pragma once
 
 #include "delays.cuh"
@@ -92,8 +92,7 @@ class ConsumerWarp {
         if constexpr (S::kColumns == 1) return 1;
         return num_columns_;
     }
-    // Counts a token step whose blocks shared the head's mean.
-    KCCL_DECODE void count_mean() { uses_.low ^= 1u << kMeanUse; }
+    KCCL_DECODE void count_shared_mean() { uses_.low ^= 1u << kMeanUse; }
     KCCL_DECODE const Uses& uses() const { return uses_; }
     // Returns the id of a column that runs a draft.
     KCCL_DECODE int32_t draft_of(uint32_t column) const {
@@ -185,7 +184,7 @@ class ConsumerWarp {
     }
 
     // Begins the next part of an op of several parts, and switches to the warp's other area.
-    // With seats there is one area, so all warps must have read what others have left in it.
+    // If there is one area, all warps must have read what others have left in it.
     KCCL_DECODE void next_area() {
         op_ ^= 1u;
         if constexpr (kAreas<S> == 1) (void)meet();
@@ -286,7 +285,7 @@ class ConsumerWarp {
     template <mem::Scope SCOPE, bool SCOUTS = true, int N, class Tag>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, Tag tag,
                            Float4 (&float4s)[N], uint32_t ranks = 0, bool may_scout = true) {
-        waiter_.template await<SCOPE, SCOUTS>(
+        waiter_.template await<SCOPE, SCOUTS && kScouts<S>>(
             slots, wanted, tag, token_step_, ranks == 0 ? 1u << comm_.rank : ranks, float4s,
             [] { return false; }, may_scout);
     }

@@ -115,7 +115,7 @@ KCCL_DECODE bool stage_shared_mean(ConsumerWarp<S>& consumer) {
         (void)consumer.template await_all<false>(Slots<S>::kHaveMeans, tag, float4s);
         mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();
     }
-    consumer.count_mean();
+    consumer.count_shared_mean();
     if (!consumer.meet()) return false;
     constexpr uint32_t kNum = columns_at_once<S>(kEach);
     const uint32_t first = first_float4<M>(consumer);

@@ -266,10 +266,10 @@ struct Shape : S {
         const uint32_t queries = kHeadsPerKv * kHeadFloat4s;
         return most_of(most_of(S::template Products<Shape>::most_staged(), Head::kStaged), queries);
     }
-    // A column's part begins kMostStaged float4s behind that of the column before. With seats it
-    // begins in another half of the banks of shared memory: threads read two columns at a time.
+    // A column's part begins kMostStaged float4s behind that of the column before, in another half
+    // of the banks of shared memory: threads read two columns at a time.
     static constexpr uint32_t kMostStaged =
-        most_staged() + (S::kHasSeats && most_staged() % 8 == 0 ? 4 : 0);
+        most_staged() + (S::kColumns > 1 && most_staged() % 8 == 0 ? 4 : 0);
 
     // kAttendFloat4s: how many float4s of shared memory a warp needs for attention (KvStrandArea).
     // most_sums() returns the most that it needs for this, or for its sums of a product.
@@ -280,10 +280,10 @@ struct Shape : S {
         const uint32_t tiles = most_of(S::template Products<Shape>::most_sums(), head);
         return most_of(kAttendFloat4s, tiles * kTileFloat4s);
     }
-    // A column's sums begin kMostSums float4s behind those of the column before. With seats that is
-    // eight banks further: threads store eight rows of four columns at a time.
+    // A column's sums begin kMostSums float4s behind those of the column before, which is eight
+    // banks further: threads store eight rows of four columns at a time.
     static constexpr uint32_t kMostSums =
-        most_sums() + (S::kHasSeats ? (10 - most_sums() % 8) % 8 : 0);
+        most_sums() + (S::kColumns > 1 ? (10 - most_sums() % 8) % 8 : 0);
 
     // kConsumerThreads: the threads of a block's consumer warps, which multiply. kOwnFloat4s: how
     // many float4s of the columns' residuals each of them keeps in registers.

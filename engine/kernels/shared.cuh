@@ -16,16 +16,13 @@ template <class S>
 constexpr uint32_t kMaskWords =
     S::kSamples ? ceil_div(Shape<S>::Head::kMostTiles * kTileRows, kMaskBits) + 1 : 1;
 
-// How many areas a warp has for its sums.
-template <class S>
-constexpr uint32_t kAreas = S::kHasSeats ? 1 : 2;
-
 // Whether the partial results of attention lie where warps stage vectors, behind their queries,
 // because that saves memory: those of KV strand i where warp i % S::kWarps does, and behind them
 // those of positions to themselves, of column i.
 template <class S>
 struct StagedPartials {
-    static constexpr uint32_t kQueries = Shape<S>::kHeadsPerKv * Shape<S>::kHeadFloat4s;
+    static constexpr uint32_t kQueries =
+        Columns<S>::kTogether * Shape<S>::kHeadsPerKv * Shape<S>::kHeadFloat4s;
     static constexpr uint32_t kOfStrand = Columns<S>::kQueries * Shape<S>::kPartialFloat4s;
     static constexpr uint32_t kOwn =
         kQueries + ceil_div(Shape<S>::kKvStrandsPerSplit, S::kWarps) * kOfStrand;
@@ -34,7 +31,7 @@ struct StagedPartials {
 };
 template <class S>
 constexpr bool kStagesPartials =
-    S::kHasSeats && StagedPartials<S>::kEnd <= S::kColumns * Shape<S>::kMostStaged;
+    S::kColumns > 1 && StagedPartials<S>::kEnd <= S::kColumns* Shape<S>::kMostStaged;
 static_assert(sizeof(StagedFloat4) == sizeof(Float4), "partial results fit into staged vectors");
 
 // Only kernels with seats have this.
@@ -45,6 +42,11 @@ struct SharedSeats<S, true> {
     // [column]: the number of its next exchange of sampling, modulo 4 (choosers.cuh).
     uint32_t exchanges_of[S::kColumns];
 };
+
+// How many areas a warp has for its sums. One leaves more memory for the ring of weights. Then the
+// warps meet at the beginning of each op, which partial results in staged vectors need anyway.
+template <class S>
+constexpr uint32_t kAreas = S::kHasSeats || kStagesPartials<S> ? 1 : 2;
 
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
@@ -58,7 +60,7 @@ struct Beside : SharedChoice<S>,
     // unit.
     StagedFloat4 staged[S::kWarps][S::kColumns * Shape<S>::kMostStaged];
     // [op % 2][warp]: the warp's sums of an op, column by column, or its memory for attention
-    // (KvStrandArea). With seats there is one area for all ops.
+    // (KvStrandArea). There may be one area for all ops (kAreas).
     Float4 area[kAreas<S>][S::kWarps][S::kColumns * Shape<S>::kMostSums];
     // [KV strand][query]: partial results of attention, each the float4s of a head, then
     // {maximum, weight, -, -}. The queries are the query heads of each column.

@@ -135,7 +135,9 @@ KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint3
         }
         KCCL_UNROLL
         for (uint32_t i = 0; i < kNum; ++i) {
-            if (!is_used(consumer, column + i)) break;
+            // Unused columns have zeros. With a branch for each, one column's sum would wait for
+            // another one's.
+            if (S::kColumns % kNum != 0 && column + i >= S::kColumns) break;
             store_squares<kEach>(consumer, float4s + i * kEach, (column + i) * S::kNumResiduals);
         }
     });
