@@ -183,8 +183,7 @@ class ConsumerWarp {
         stamp(kKcclDecodeBegan);
     }
 
-    // Begins the next part of an op of several parts, and switches to the warp's other area.
-    // If there is one area, all warps must have read what others have left in it.
+    // Begins the next part of an op, in the warp's other area; if there is none, when all is read.
     KCCL_DECODE void next_area() {
         op_ ^= 1u;
         if constexpr (kAreas<S> == 1) (void)meet();

@@ -321,20 +321,22 @@ struct Multiply {
     KCCL_DECODE void run() const {
         if (steps.num == 0) return;
         using Lanes = ColumnLanes<F, S>;
-        if constexpr (Lanes::kTurns > 1) {
-            if (consumer.num_columns() > Lanes::Unit::kVectors) {
-                return multiply<F, Lanes::kTurns>();
-            }
-        }
-        multiply<F, 1>();
-    }
-
-    template <class F, uint32_t TURNS>
-    KCCL_DECODE void multiply() const {
+        constexpr uint32_t kTurns = Lanes::kTurns;
         if constexpr (kIsInPlace<S, F>) {
-            InPlaceMultiplier<F, S, TURNS>(consumer, steps).run();
+            if constexpr (kTurns > 1) {
+                if (consumer.num_columns() > Lanes::Unit::kVectors) {
+                    return InPlaceMultiplier<F, S, kTurns>(consumer, steps).run();
+                }
+            }
+            InPlaceMultiplier<F, S, 1>(consumer, steps).run();
         } else {
-            Multiplier<F, S, TURNS> multiplier(consumer, steps);
+            if constexpr (kTurns > 1) {
+                if (consumer.num_columns() > Lanes::Unit::kVectors) {
+                    Multiplier<F, S, kTurns> multiplier(consumer, steps);
+                    return multiplier.run(first);
+                }
+            }
+            Multiplier<F, S, 1> multiplier(consumer, steps);
             multiplier.run(first);
         }
     }

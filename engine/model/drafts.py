@@ -54,7 +54,7 @@ GPU_PACE = Pace(first=3, shares={3: 2}, least=2)
 """On a GPU a pass with three drafts takes 1.17 to 1.49 times as long as one without drafts in the
 same kernel (bench/LOG.md). So it pays from 0.17 to 0.49 accepted drafts a pass on; they pause below
 a quarter. Passes without drafts run in the kernel of one position then, against which a pass with
-three drafts takes 1.2 to 1.9 times as long, and 3.0 times with SmolLM2's file in Q4_1."""
+three drafts takes 1.15 to 1.8 times as long."""
 
 
 @dataclass(frozen=True)

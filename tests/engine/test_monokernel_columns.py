@@ -91,6 +91,7 @@ def in_one_column(model: str, tuning: Tuning) -> tuple[Array, list[int], Array]:
     ("model", "columns", "ranks", "tuning"),
     [
         ("tiny-laneformer", 3, 2, replace(TUNING, kv_splits=2)),
+        ("tiny-laneformer", 3, 1, TUNING),
         ("tiny-llama", 8, 1, MERGING),
     ],
 )
