@@ -63,40 +63,54 @@ KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
 // Waits for this warp's part of the activations of each of the lane group's lanes and of each
 // chosen expert, multiplies them by the expert's share, and stages them. All warps must have met
 // since the choice was written.
-//
-// A thread has so many of them that it gets a few at a time. Otherwise polled packets are spilled,
-// and each load waits for the one before it (bench/LOG.md).
 template <class S>
 KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::ExpertDown;
     constexpr uint32_t kOfPlace = M::kEach * kTileFloat4s, kAll = M::kFloat4s * M::kLanes;
     constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
-    constexpr uint32_t kAtOnce = least_of(kEach, 4);
+    // A thread has so many of them that it may get them in several turns. Where a thread holds
+    // weights, too, it has fewer registers for them.
+    constexpr uint32_t kAtOnce = least_of(kEach, S::kWeightsInRegisters ? 4 : 12);
+    // Where a warp has whole float4s of a place for each thread, the compiler knows their places.
+    constexpr uint32_t kTurns = kOfPlace / platform::kWarpSize;
+    constexpr bool kAreWhole = kOfPlace % platform::kWarpSize == 0;
+    struct At {
+        uint32_t all, place, in_place;
+    };
+    const auto at_of = [&](uint32_t k) -> At {
+        const uint32_t all = consumer.thread() + k * platform::kWarpSize;
+        if constexpr (kAreWhole) {
+            return {all, k / kTurns % S::kPlaces,
+                    k % kTurns * platform::kWarpSize + consumer.thread()};
+        } else {
+            return {all, all / kOfPlace % S::kPlaces, all % kOfPlace};
+        }
+    };
 #pragma unroll 1
     for (uint32_t first = 0; first < kEach; first += kAtOnce) {
         Float4 float4s[kAtOnce];
         uint32_t slots[kAtOnce], wanted = 0;
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
-            const uint32_t at = consumer.thread() + (first + k) * platform::kWarpSize;
-            const uint32_t lane = at / M::kFloat4s, place = at / kOfPlace % S::kPlaces;
-            const uint32_t i = consumer.warp_index() * kOfPlace + at % kOfPlace;
-            const bool is_there = at < kAll && i < S::kFfn / 4;
+            const At at = at_of(first + k);
+            const uint32_t lane = at.all / M::kFloat4s;
+            const uint32_t i = consumer.warp_index() * kOfPlace + at.in_place;
+            const bool is_there = at.all < kAll && i < S::kFfn / 4;
             wanted |= is_there ? 1u << k : 0;
             slots[k] = is_there ? Slots<S>::act(layer, consumer.first_lane() + lane) +
-                                      place * (S::kFfn / 4) + i
+                                      at.place * (S::kFfn / 4) + i
                                 : 0;
         }
-        consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
-                                                     float4s, 0, first == 0);
+        // No scout goes before: the blocks' last activations come at about the same time.
+        consumer.template await<mem::Scope::kDevice, S::kWeightsInRegisters>(
+            slots, wanted, tag_of(consumer.token_step()), float4s, 0, first == 0);
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
-            const uint32_t at = consumer.thread() + (first + k) * platform::kWarpSize;
-            if (at >= kAll) continue;
-            const uint32_t place = at / kOfPlace % S::kPlaces;
-            const float share = mem::load_plain(&consumer.shared().choice.share[place]);
+            const At at = at_of(first + k);
+            if (at.all >= kAll) continue;
+            const float share = mem::load_plain(&consumer.shared().choice.share[at.place]);
             for (float& value : float4s[k].value) value = rounded_product(value, share);
-            stage<M>(consumer, at, float4s[k]);
+            stage<M>(consumer, at.all, float4s[k]);
         }
     }
 }

@@ -47,6 +47,13 @@ class Waiter {
                            IsOver is_over, bool may_scout = true) {
         static_assert(N <= 32, "a bit for each float4");
         mem::Packet packets[N];
+        // Set, though each packet is loaded before it is used: loads are conditional, and where a
+        // packet may seem to have an older value, its registers are kept through all other ops, and
+        // what these need is spilled (bench/LOG.md). Where weights are in registers, a write to one
+        // of these might wait for loads of weights.
+        if constexpr (!S::kWeightsInRegisters) {
+            for (auto& packet : packets) packet = {};
+        }
         const auto* const buffer =
             reinterpret_cast<const mem::Packet*>(task_.exchange_buffers[comm_.rank]);
         // A kernel without exchanges (to measure what they cost) polls once, and takes whatever it
