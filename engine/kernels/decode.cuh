@@ -29,6 +29,11 @@ namespace kccl::decode {
 template <class S>
 constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSize;
 
+// The registers of a thread of the producer warp and of those beside it. That of a mixture keeps
+// more between two stages, and a value that it spills costs time in each.
+template <class S>
+constexpr uint32_t kRegistersOfProducer = S::kHasExperts ? 80 : kRegistersOfOthers;
+
 // Lets the lane groups (the blocks that share a residual) begin a token step one after another.
 // All lane groups have the same work. If they began together, they would all wait for their
 // exchanges at the same time, and the memory would be idle meanwhile.
@@ -268,10 +273,10 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
         init_ring(block(), shared.ring, S::kWarps);
     }
     if (platform::thread_in_block() / platform::kWarpSize < S::kWarps) {
-        take_share<S::kWarps, S::kOthers>(true);
+        take_share<S::kWarps, S::kOthers, kRegistersOfProducer<S>>(true);
         multiply_all(comm, task, shared);
     } else {
-        take_share<S::kWarps, S::kOthers>(false);
+        take_share<S::kWarps, S::kOthers, kRegistersOfProducer<S>>(false);
         const uint32_t other = platform::thread_in_block() / platform::kWarpSize - S::kWarps;
         const auto run_first = [&] {
             if constexpr (S::kWeightsInRegisters) {

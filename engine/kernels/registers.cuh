@@ -14,20 +14,25 @@ struct RegisterPlan {
     uint32_t of_others;
 };
 
-KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others) {
-    constexpr uint32_t kParts = 4, kOfPart = 512, kMost = 255, kOfOthers = 56;
+// The registers of a thread of the others, unless a kernel says otherwise.
+constexpr uint32_t kRegistersOfOthers = 56;
+
+KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others,
+                                           uint32_t of_others) {
+    constexpr uint32_t kParts = 4, kOfPart = 512, kMost = 255;
     const uint32_t warps = (computing + others) / kParts;  // in each part
     const bool are_whole = computing % kParts == 0 && others == kParts;
     if (!are_whole || kOfPart / warps >= kMost) return {false, 0, 0};
     const uint32_t each = kOfPart / warps / 8 * 8;
-    return {true, (each * warps - kOfOthers) / (warps - 1) / 8 * 8, kOfOthers};
+    return {true, (each * warps - of_others) / (warps - 1) / 8 * 8, of_others};
 }
 
 // Gives the calling warp its share of the registers, if the plan moves any. Called by all threads
-// of the block. computes: whether the warp is one of the computing ones.
-template <uint32_t COMPUTING, uint32_t OTHERS>
+// of the block. computes: whether the warp is one of the computing ones. OF_OTHERS: the registers
+// of a thread of the others.
+template <uint32_t COMPUTING, uint32_t OTHERS, uint32_t OF_OTHERS = kRegistersOfOthers>
 KCCL_DECODE void take_share(bool computes) {
-    constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS);
+    constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS, OF_OTHERS);
     if constexpr (kPlan.moves) {
         if (computes) {
             mem::take_registers<kPlan.of_computing>();

@@ -2,6 +2,7 @@
 
 import re
 import struct
+from dataclasses import replace
 
 import pytest
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
@@ -60,6 +61,23 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
             log,
         )
         assert sum(map(int, numbers)) <= most
+
+
+@pytest.mark.long
+@pytest.mark.takes(30)
+def test_decode_of_a_mixture_spills_nothing(headers):
+    """Registers of polled packets, kept through all ops, were the cause (bench/LOG.md)."""
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
+    experts = (kind for kind in KINDS if KINDS[kind].has_experts)
+    program = Program(MODELS["gpt-oss-20b"], dict.fromkeys(experts, MULTIPLIED["mxfp4"]))
+    tuning = replace(tuning_for(program, 1, H200), chunk=1)
+    source = source_of(program, 1, CONTEXT, tuning)
+    _, log = compile_cuda(library, source, ["decode"], "sm_90a", headers)
+    assert re.findall(r"for _Z6decode14\w+\nptxas[ .]*(\d+ bytes stack frame)", log) == [
+        "0 bytes stack frame"
+    ]
 
 
 @pytest.mark.long
