@@ -9,6 +9,12 @@
 #include "groups.cuh"
 #include "integers.cuh"
 
+#if defined(KCCL_TARGET_CUDA)
+#include "../targets/halves_cuda.cuh"
+#else
+#include "../targets/halves_exact.cuh"
+#endif
+
 namespace kccl::decode {
 
 struct E8m0 {
@@ -33,8 +39,9 @@ KCCL_DECODE float widened(E8m0 scale) {
 
 // A packed word has eight numbers, and each of its halves has one of each pair. In a half, the bits
 // of pair 2 lie where FP16 has them, and those of pair 3 take the bits between them. Pairs 0 and 1
-// lie eight bits lower, as bit_of_nibble() has them. So pairs 2 and 0 take one or two instructions,
-// the others four.
+// lie eight bits lower, as bit_of_nibble() has them. So pairs 2 and 0 take one and two
+// instructions. Pairs 3 and 1 take four together, which move their bits to the upper bits of bytes,
+// and one each.
 struct E2m1Numbers {
     static constexpr uint32_t kBits = 4, kFlips = 0, kZero = 0;
     // E8m0::packed() has a factor of its own.
@@ -66,8 +73,11 @@ struct E2m1Numbers {
         KCCL_UNROLL
         for (uint32_t i = 0; i < NUM / 2; ++i) {
             const uint32_t word = stored.word[i];
-            fours[2 * i] = halves<0>(word) | uint64_t{halves<1>(word)} << 32;
-            fours[2 * i + 1] = halves<2>(word) | uint64_t{halves<3>(word)} << 32;
+            const uint32_t odd = (word << 7 & kSigns) | (word >> 3 & kRests);
+            fours[2 * i] = word << 8 & kUpper & (kSigns | kRests);
+            fours[2 * i] |= uint64_t{even_bytes_up(odd)} << 32;
+            fours[2 * i + 1] = word & kUpper & (kSigns | kRests);
+            fours[2 * i + 1] |= uint64_t{odd & kUpper} << 32;
         }
     }
 
@@ -81,23 +91,8 @@ struct E2m1Numbers {
         return (pair % 2 == 0 ? 1 : 4) + pair / 2 * 8;
     }
 
-    // Returns a pair of a word as two FP16 numbers.
-    template <uint32_t PAIR>
-    KCCL_DECODE static uint32_t halves(uint32_t word) {
-        constexpr uint32_t kTwo = 0x00010001, kSign = 0x8000 * kTwo, kRest = 0x0e00 * kTwo;
-        constexpr uint32_t kSignAt = sign_at(PAIR), kRestAt = rest_at(PAIR);
-        if constexpr (kSignAt - kRestAt == 15 - 9) return moved<kRestAt, 9>(word) & (kSign | kRest);
-        return (moved<kSignAt, 15>(word) & kSign) | (moved<kRestAt, 9>(word) & kRest);
-    }
-
-    template <uint32_t FROM, uint32_t TO>
-    KCCL_DECODE static uint32_t moved(uint32_t word) {
-        if constexpr (FROM <= TO) {
-            return word << (TO - FROM);
-        } else {
-            return word >> (FROM - TO);
-        }
-    }
+    // In each byte, and the upper bytes: the bits of FP16's sign, and of its three others.
+    static constexpr uint32_t kSigns = 0x80808080, kRests = 0x0e0e0e0e, kUpper = 0xff00ff00;
 };
 
 template <uint32_t COLUMNS, uint32_t STRIP>

@@ -10,12 +10,6 @@
 #include "e4m3.cuh"
 #include "mxfp4.cuh"
 
-#if defined(KCCL_TARGET_CUDA)
-#include "../targets/halves_cuda.cuh"
-#else
-#include "../targets/halves_exact.cuh"
-#endif
-
 namespace kccl::decode {
 
 template <uint32_t COLUMNS, uint32_t STRIP>

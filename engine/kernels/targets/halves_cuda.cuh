@@ -1,4 +1,4 @@
-// Products of two FP16 numbers at a time on NVIDIA GPUs. halves_exact.cuh says what the name means.
+// Two FP16 numbers at a time on NVIDIA GPUs. halves_exact.cuh says what the name means.
 #pragma once
 
 namespace kccl::decode {
@@ -8,5 +8,8 @@ KCCL_DECODE uint32_t times_pair(uint32_t a, uint32_t b) {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
     return product;
 }
+
+// Bytes of a word take one instruction: compilers would take two.
+KCCL_DECODE uint32_t even_bytes_up(uint32_t word) { return __byte_perm(word, 0, 0x2404); }
 
 }  // namespace kccl::decode

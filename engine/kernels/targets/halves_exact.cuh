@@ -1,4 +1,4 @@
-// Products of FP16 numbers, one at a time.
+// FP16 numbers, one at a time.
 #pragma once
 
 namespace kccl::decode {
@@ -14,5 +14,8 @@ KCCL_DECODE uint32_t times_pair(uint32_t a, uint32_t b) {
     }
     return product;
 }
+
+// Returns a word's bytes 0 and 2 as the upper bytes of its halves, whose lower bytes are 0.
+KCCL_DECODE uint32_t even_bytes_up(uint32_t word) { return (word & 0x00ff00ff) << 8; }
 
 }  // namespace kccl::decode
