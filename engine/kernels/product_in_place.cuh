@@ -70,20 +70,23 @@ class InPlaceMultiplier {
 
     // A loop over stages, whose parts are unrolled.
     KCCL_DECODE void run_stage_by_stage() {
-        Strip<F> ahead[kStrips];
-        await_and_load(ahead);
+        // Parts take turns, so that none moves between registers.
+        constexpr uint32_t kTurns = least_of(2, kAtOnce / kPart);
+        Strip<F> turns[kTurns][kStrips];
+        await_and_load(turns[0]);
 #pragma unroll 1
         for (uint32_t left = steps_.num;; left -= kAtOnce) {
             KCCL_UNROLL
             for (uint32_t first = 0; first < kAtOnce; first += kPart) {
+                const uint32_t turn = first / kPart % kTurns;
                 Strip<F> strips[kStrips];
                 KCCL_UNROLL
-                for (uint32_t i = 0; i < kStrips; ++i) strips[i] = ahead[i];
+                for (uint32_t i = 0; i < kStrips; ++i) strips[i] = turns[turn][i];
                 const bool is_last = left <= first + kPart;
                 if (first + kPart < kAtOnce && !is_last) {
-                    load(ahead, first + kPart);
+                    load(turns[(turn + 1) % kTurns], first + kPart);
                 } else {
-                    let_go(is_last, ahead);
+                    let_go(is_last, turns[0]);
                 }
                 multiply(strips);
                 if (is_last) return;
