@@ -183,7 +183,9 @@ class MixtureStream {
         if (task_.only_reads != 0 || GateUp::tiles_of(block).num + Down::tiles_of(block).num == 0) {
             return true;
         }
-        while (platform::warp_any(!mem::has_completed_now(&shared_.has_chosen, chosen_parity_))) {
+        // The hardware may suspend the warp meanwhile. So it takes no instructions from warp 0,
+        // which chooses.
+        while (platform::warp_any(!mem::has_completed(&shared_.has_chosen, chosen_parity_))) {
             if (have_ended()) return false;
         }
         chosen_parity_ ^= 1u;
