@@ -68,9 +68,9 @@ KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::ExpertDown;
     constexpr uint32_t kOfPlace = M::kEach * kTileFloat4s, kAll = M::kFloat4s * M::kLanes;
     constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
-    // A thread has so many of them that it may get them in several turns. Where a thread holds
-    // weights, too, it has fewer registers for them.
-    constexpr uint32_t kAtOnce = least_of(kEach, S::kWeightsInRegisters ? 4 : 12);
+    // A thread has so many of them that it gets a few at a time, which takes less time than all at
+    // once (bench/LOG.md).
+    constexpr uint32_t kAtOnce = least_of(kEach, 4);
     // Where a warp has whole float4s of a place for each thread, the compiler knows their places.
     constexpr uint32_t kTurns = kOfPlace / platform::kWarpSize;
     constexpr bool kAreWhole = kOfPlace % platform::kWarpSize == 0;
