@@ -15,12 +15,14 @@ from kccl.bench.decode.pytorch.decoder import EAGER, Decoder, Weights
 from kccl.bench.decode.pytorch.device import Cpu
 from kccl.bench.decode.pytorch.peer import TorchPeer
 from kccl.bench.decode.pytorch.ranks import Alone, Ranks
+from kccl.engine.executors.opening import read_for
 from kccl.engine.executors.reference import Cache, Reference
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.formats.base import Stored
 from kccl.engine.formats.e4m3 import E4M3
 from kccl.engine.formats.int4 import INT4
 from kccl.engine.formats.int8 import INT8
+from kccl.engine.formats.mxfp4 import MXFP4
 from kccl.engine.model.rope import Rope
 from kccl.engine.model.rope_scaling import DynamicScaling
 
@@ -220,10 +222,17 @@ def test_both_products_are_the_same(shape):
     torch.testing.assert_close(*gated)
 
 
-@pytest.mark.parametrize("model", ["tiny-qwen3-moe", "tiny-gpt-oss"])
-def test_the_step_of_one_token_has_the_same_experts(model):
+IN_MXFP4 = dict.fromkeys(("w1", "w3", "w2"), "mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("model", "stored"),
+    [("tiny-qwen3-moe", None), ("tiny-gpt-oss", None), ("tiny-gpt-oss", IN_MXFP4)],
+    ids=["qwen3-moe", "gpt-oss", "MXFP4"],
+)
+def test_the_step_of_one_token_has_the_same_experts(model, stored):
     """It gathers their matrices, and is compiled once for all layers."""
-    checkpoint = random_checkpoint(model)
+    checkpoint = random_checkpoint(model, stored=stored)
     w = Weights(checkpoint, 0, 1, "cpu", torch.float32)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -235,6 +244,20 @@ def test_the_step_of_one_token_has_the_same_experts(model):
         found = [compiled(n[:, i : i + 1], layer["experts"]) for i in range(5)]
         torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-5)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("is_drawn", [True, False], ids=["drawn", "read"])
+def test_experts_stay_in_mxfp4(monkeypatch, is_drawn):
+    checkpoint = read_for(random_checkpoint("tiny-gpt-oss", stored=IN_MXFP4), "cuda", None)
+    names = [f"layers.1.experts.2.{name}" for name in IN_MXFP4]
+    wanted = [MXFP4.to_float32(checkpoint.read(name).words) for name in names]
+    if not is_drawn:
+        monkeypatch.setattr(checkpoint, "drawn", lambda name: None)
+    mixture = Weights(checkpoint, 0, 1, "cpu").layers[1]["experts"]
+    assert mixture.w13.codes.dtype is mixture.w2.scales.dtype is torch.uint8
+    gate_up = np.concatenate([lanes.reshape(-1, lanes.shape[-1]) for lanes in wanted[:2]])
+    np.testing.assert_array_equal(mixture.w13.of(2).values(), gate_up)
+    np.testing.assert_array_equal(mixture.w2.of(2).values(), np.concatenate([*wanted[2]], 1))
 
 
 @pytest.mark.parametrize("numbers", [E4M3[1], INT8[1], INT4[1]], ids=lambda given: given.name)

@@ -1,13 +1,14 @@
 """The experts of a layer in PyTorch.
 
-All their matrices are on the device, in 16 bits. The step of one token gathers those of the chosen
-experts by index, so that its shapes are static and a CUDA graph can hold it. A prompt goes expert
-by expert.
+All their matrices are on the device, in MXFP4 if they are stored so, else in 16 bits. The step of
+one token gathers those of the chosen experts by index, so that its shapes are static and a CUDA
+graph can hold it. A prompt goes expert by expert.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,8 +18,11 @@ from kccl.engine.model.experts import SWISH
 from kccl.engine.model.ops import KINDS
 from kccl.engine.model.program import Op, Program
 
-from .drawn import beside, expert_matrix
+from .drawn import beside, expert_matrix, packed_matrix
 from .matrices import on_device, values_of
+from .packed import Packed
+
+Matrices: TypeAlias = "Tensor | Packed"
 
 
 class Mixture(NamedTuple):
@@ -30,13 +34,15 @@ class Mixture(NamedTuple):
         w2: [experts, hidden, ffn].
         biases: Those of the three, FP32 [experts], [experts, 2 * ffn] and [experts, hidden]; None:
             there are none.
+        dtype: That of vectors, to which products' inputs are rounded.
         chosen, is_normalised, limit: As Experts and ModelConfig.swiglu_limit have them.
     """
 
     router: Tensor
-    w13: Tensor
-    w2: Tensor
+    w13: Matrices
+    w2: Matrices
     biases: tuple[Tensor | None, Tensor | None, Tensor | None]
+    dtype: torch.dtype
     chosen: int
     is_normalised: bool
     limit: float
@@ -65,28 +71,54 @@ def read_mixture(
             return None
         return torch.stack([torch.cat([vector(each) for each in of_one]) for of_one in names])
 
-    def matrix(name: str) -> Tensor:
-        return expert_matrix(checkpoint, name, program.shapes[name], device)
+    def matrix(name: str) -> Matrices:
+        shape = program.shapes[name]
+        packed = packed_matrix(checkpoint, name, shape, device)
+        return expert_matrix(checkpoint, name, shape, device) if packed is None else packed
 
-    w13 = torch.empty((experts.num, 2 * config.ffn, config.hidden), dtype=dtype, device=device)
-    w2 = torch.empty((experts.num, config.hidden, config.ffn), dtype=dtype, device=device)
-    for expert in range(experts.num):
-        gate, up = gate_up.products()[expert]
-        w13[expert, : config.ffn] = matrix(gate).flatten(0, 1)
-        w13[expert, config.ffn :] = matrix(up).flatten(0, 1)
-        w2[expert] = beside(matrix(down.products()[expert][0]))
+    def w13(expert: int) -> Matrices:
+        gate, up = (
+            _changed(matrix(name), lambda each: each.flatten(0, 1))
+            for name in gate_up.products()[expert]
+        )
+        if isinstance(gate, Packed) and isinstance(up, Packed):
+            return Packed(*map(torch.cat, zip(gate, up, strict=True)))
+        assert isinstance(gate, Tensor) and isinstance(up, Tensor)
+        return torch.cat((gate, up)).to(dtype)
+
+    def w2(expert: int) -> Matrices:
+        found = _changed(matrix(down.products()[expert][0]), beside)
+        return found if isinstance(found, Packed) else found.to(dtype)
+
     (name,) = router.matrices()
     of_router = values_of(on_device(checkpoint.read(name), device, torch.float32))
     bias = vector(router.biases[0]) if router.biases else None
     return Mixture(
         of_router.view(experts.num, config.hidden),
-        w13,
-        w2,
+        _all(experts.num, w13),
+        _all(experts.num, w2),
         (bias, of_experts(gate_up), of_experts(down)),
+        dtype,
         experts.chosen,
         experts.is_normalised,
         config.swiglu_limit,
     )
+
+
+def _changed(matrix: Matrices, change: Callable[[Tensor], Tensor]) -> Matrices:
+    return Packed(*map(change, matrix)) if isinstance(matrix, Packed) else change(matrix)
+
+
+def _all(num: int, one: Callable[[int], Matrices]) -> Matrices:
+    """Returns one(i) for each i below `num`, below each other."""
+    first = one(0)
+    parts = first if isinstance(first, Packed) else (first,)
+    found = [part.new_empty((num, *part.shape)) for part in parts]
+    for i in range(num):
+        made = one(i)
+        for to, part in zip(found, made if isinstance(made, Packed) else (made,), strict=True):
+            to[i] = part
+    return Packed(*found) if isinstance(first, Packed) else found[0]
 
 
 def choose(n: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
@@ -116,30 +148,43 @@ def one_token(n: Tensor, mixture: Mixture) -> Tensor:
     Returns:
         The sum of the chosen experts' outputs, as `n`.
     """
-    dtype = mixture.w13.dtype
+    dtype = mixture.dtype
     ids, shares = choose(n[0], mixture)
     ids, shares, x = ids[0], shares[0], n[0, 0].to(dtype).float()
-    both = (mixture.w13[ids].float() * x).sum(-1)
+    both = _products(mixture.w13, ids, x)
     if mixture.biases[1] is not None:
         both = both + mixture.biases[1][ids]
     acts = _activated(both, mixture.limit).to(dtype).float()
-    out = (mixture.w2[ids].float() * acts[:, None]).sum(-1)
+    out = _products(mixture.w2, ids, acts)
     if mixture.biases[2] is not None:
         out = out + mixture.biases[2][ids]
     return (out * shares[:, None]).sum(0)[None, None]
 
 
+def _products(matrices: Matrices, ids: Tensor, x: Tensor) -> Tensor:
+    """Multiplies the chosen matrices by a vector, or each by its own one."""
+    if isinstance(matrices, Packed):
+        return matrices.of(ids).times(x)
+    return (matrices[ids].float() * x[..., None, :]).sum(-1)
+
+
+def _one_of(matrices: Matrices, expert: int, dtype: torch.dtype) -> Tensor:
+    if isinstance(matrices, Packed):
+        return matrices.of(expert).values().to(dtype)
+    return matrices[expert]
+
+
 def many_tokens(n: Tensor, mixture: Mixture) -> Tensor:
     """Computes the same for many positions, [1, positions, hidden]. It waits for the device."""
     ids, shares = choose(n[0], mixture)
-    x, total = n[0].to(mixture.w13.dtype), torch.zeros_like(n[0])
+    x, total = n[0].to(mixture.dtype), torch.zeros_like(n[0])
     for expert in torch.unique(ids).tolist():
         positions, places = torch.nonzero(ids == expert, as_tuple=True)
-        both = (x[positions] @ mixture.w13[expert].T).float()
+        both = (x[positions] @ _one_of(mixture.w13, expert, x.dtype).T).float()
         if mixture.biases[1] is not None:
             both = both + mixture.biases[1][expert]
         acts = _activated(both, mixture.limit).to(x.dtype)
-        out = (acts @ mixture.w2[expert].T).float()
+        out = (acts @ _one_of(mixture.w2, expert, x.dtype).T).float()
         if mixture.biases[2] is not None:
             out = out + mixture.biases[2][expert]
         total.index_add_(0, positions, out * shares[positions, places][:, None])
