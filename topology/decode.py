@@ -18,9 +18,9 @@ from .model import Machine
 
 LAYER_US = 11.8
 """Microseconds of a layer's chain if nothing had to be read from memory. Fitted to H200 GPUs."""
-MIXTURE_LAYER_US = 41.2
-"""Microseconds of the chain of a layer with experts, where router and experts wait for each other.
-Fitted to one H200."""
+MIXTURE_LAYER_US, MIXTURE_WORK_US = 23.8, 17.4
+"""Microseconds of the chain of a layer with experts, where router and experts wait for each other,
+and those that the GPUs divide among them. Fitted to one and two H200."""
 OVERLAP = 1.2
 """The p of the p-norm that adds the times of stream and chain. With 1 the times are added; with
 infinity the longer one counts alone. Fitted."""
@@ -175,7 +175,10 @@ def predict_token(
         )
     stream = shape.bytes_per_token(position) / gbps / 1e3
     has_record = shape.recorded_ranks > 0
-    chain = (MIXTURE_LAYER_US if shape.is_sparse and has_record else LAYER_US) * shape.layers
+    layer = LAYER_US
+    if shape.is_sparse and has_record:
+        layer = MIXTURE_LAYER_US + MIXTURE_WORK_US / ranks
+    chain = layer * shape.layers
     is_measured = all(graph.sources[source].kind == "measured" for source in used)
     if ranks > 1 and not shape.is_delayed:
         figures = cost.figures_of(machine, ranks)
