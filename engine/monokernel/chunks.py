@@ -24,6 +24,9 @@ _MOST_OF_SHARED_IN_MIXTURE = 0.7
 # that the sizes below leave out, with some to spare (kernels/mma.cuh, kernels/prefill_shape.cuh).
 _SUMS_BYTES, _BARRIER_BYTES, _LINE_BYTES, _OTHER_BYTES = 128, 8, 16, 2048
 
+# The most multiplications with a tile of a product whose sums a warp holds.
+_MOST_EACH = 16
+
 
 def kv_strands_for(c: ModelConfig, kind: Kind, shared_bytes: int) -> int:
     """Returns the KV strands of a KV head: as many as prefill has room for. They change bits, so
@@ -67,14 +70,16 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
 
 def chunk_parts(tiles: int, vectors: int, warps: int) -> int:
     """Returns the number of parts into which prefill cuts the positions of a chunk, so that each of
-    a block's warps has work: ChunkPlan::parts in kernels/prefill_shape.cuh.
+    a block's warps has work, and registers for its sums: ChunkPlan::parts in
+    kernels/prefill_shape.cuh.
 
     Args:
         tiles: Row tiles of the block.
         vectors: The positions in units of the vectors that a multiplication takes.
         warps: The warps that compute.
     """
-    return next((n for n in range(1, vectors) if vectors % n == 0 and tiles * n >= warps), vectors)
+    least = max(-(-warps // tiles), -(-vectors // _MOST_EACH))
+    return next((n for n in range(least, vectors) if vectors % n == 0), vectors)
 
 
 def fitted_to_memory(
