@@ -371,7 +371,7 @@ class DeviceExecutor:
 
     def _split_off_prefill(self) -> Any:
         """Returns the task that prefills all ids but the last, or None if there is none."""
-        prefill = structs.split_off_prefill(self._task, self._tuning.chunk, self._passes)
+        prefill = structs.split_off_prefill(self._task, self._tuning, self._passes)
         # All ranks count alike: they run the same requests, and none follows a failed one.
         if prefill is not None:
             self._passes += -(-(prefill.num_ids - prefill.start) // self._tuning.chunk)

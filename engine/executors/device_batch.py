@@ -287,7 +287,7 @@ class BatchedDevice(DeviceExecutor):
 
     def _run_prompt(self, task: Any) -> None:
         """Runs a request's ids that the cache does not have, but for the last one."""
-        prefill = structs.split_off_prefill(task, self._tuning.chunk, self._passes)
+        prefill = structs.split_off_prefill(task, self._tuning, self._passes)
         if prefill is not None:
             self._passes += -(-(prefill.num_ids - prefill.start) // self._tuning.chunk)
             self._grids.prefill(prefill)

@@ -44,6 +44,7 @@ class Kind:
             vectors of all positions.
         chunk_of_experts, chunk_steps_of_experts: The same two numbers for a mixture of experts. The
             more positions a chunk has, the less often an expert's weights are read.
+        chunk_least_of_experts: Tuning.chunk_least of a mixture of experts.
         chunk_share: The positions whose sums of the experts' last product a warp keeps in shared
             memory. A chunk has one or more such shares.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
@@ -70,6 +71,7 @@ class Kind:
     chunk_steps: int = 6
     chunk_of_experts: int = 256
     chunk_steps_of_experts: int = 1
+    chunk_least_of_experts: int = 9
     chunk_share: int = 128
     vectors: int = lib.kKcclDecodeVectors
     most_kv_strands: int = 64
@@ -103,6 +105,7 @@ AMD = Kind(
     chunk_steps=8,
     chunk_of_experts=32,
     chunk_steps_of_experts=2,
+    chunk_least_of_experts=1,
     vectors=lib.kKcclDecodeVectorsOnAmd,
 )
 """Derived from the code that clang makes for gfx942 and from published numbers; not measured."""

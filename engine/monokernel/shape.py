@@ -54,6 +54,7 @@ class Tuning:
         seats: The most requests that run at the same time, 1 to 8 (kernels/seats.cuh).
         chunk: The positions of a prompt that run at the same time: a multiple of 4, on AMD of 8. 1:
             the decode kernel runs prompts, and the fields chunk_* are not used.
+        chunk_least: The fewest positions that run in a chunk. The decode kernel runs fewer ones.
         chunk_warps: The consumer warps of a block in prefill.
         chunk_others: The other warps of a block in prefill. One of them copies vectors.
         chunk_stages: The stages of a block's ring of vectors.
@@ -84,6 +85,7 @@ class Tuning:
     columns: int = 1
     seats: int = 1
     chunk: int = 1
+    chunk_least: int = 1
     chunk_warps: int = 12
     chunk_others: int = 1
     chunk_stages: int = 5

@@ -11,6 +11,7 @@ from ..model.ops import layer_of
 from ..model.program import Program
 from ..model.structs import rule_of
 from .memory import Arena
+from .shape import Tuning
 
 TOKEN_BYTES: int = ffi.sizeof("KcclDecodeToken")
 MAILBOX_BYTES: int = ffi.sizeof("KcclDecodeMailbox")
@@ -26,17 +27,17 @@ def new_task(copied: Any = None) -> Any:
     return ffi.new("KcclDecodeTask *") if copied is None else ffi.new("KcclDecodeTask *", copied[0])
 
 
-def split_off_prefill(task: Any, chunk: int, passes: int) -> Any:
+def split_off_prefill(task: Any, tuning: Tuning, passes: int) -> Any:
     """Returns the KcclDecodeTask that prefills all ids of `task` but the last, which `task` then
-    begins with. Returns None if there is none, or if a prompt runs one position at a time.
+    begins with. Returns None if there are too few, or if a prompt runs one position at a time.
 
     Args:
         task: The request's KcclDecodeTask.
-        chunk: Tuning.chunk.
+        tuning: The tuning of the rank's kernels.
         passes: How many chunks all earlier requests had.
     """
     first, last = task.start, task.num_ids - 1
-    if chunk == 1 or first == last:
+    if tuning.chunk == 1 or last - first < tuning.chunk_least:
         return None
     prefill = new_task(task)
     task.start = prefill.num_ids = last

@@ -133,6 +133,7 @@ def tuning_for(
         weights_in_registers=kind.weights_in_registers,
         others=-(warps + 2) % kind.warps_together + 2,
         chunk=kind.chunk if has_chunks else 1,
+        chunk_least=kind.chunk_least_of_experts if c.experts is not None else 1,
         chunk_others=-(warps_of_chunk + 1) % kind.warps_together + 1,
         chunk_warps=warps_of_chunk,
         chunk_stages=chunk_stages(c, kind, kv_strands),

@@ -14,9 +14,14 @@ from test_monokernel import CONTEXT, TUNING, answer, checkpoint
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.files.random_weights import MODELS
 from kccl.engine.model.executor import Place
+from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
+from kccl.engine.monokernel.machine import Machine
 from kccl.engine.monokernel.shape import Tuning
+from kccl.engine.monokernel.task import new_task, split_off_prefill
+from kccl.engine.monokernel.tuning import tuning_for
 
 pytestmark = pytest.mark.takes(30)
 
@@ -208,3 +213,18 @@ def test_a_rank_that_does_not_come_is_named():
 
     with pytest.raises(kccl.Error, match="rank 1"):
         kccl.run_threads(main, 2, backend="sim")
+
+
+def test_few_ids_of_a_mixture_run_one_by_one():
+    """They are faster in the decode kernel than in a chunk. A dense model has chunks for any."""
+    dense, mixture = (
+        tuning_for(Program(MODELS[name]), 1, Machine(132)) for name in ("llama-1b", "gpt-oss-20b")
+    )
+    assert dense.chunk_least == 1 < mixture.chunk_least < mixture.chunk
+    task = new_task()
+    task.start, task.num_ids = 5, 5 + mixture.chunk_least
+    assert split_off_prefill(task, mixture, 3) is None and task.start == 5
+    task.num_ids += 1
+    last = task.num_ids - 1
+    prefill = split_off_prefill(task, mixture, 3)
+    assert (prefill.start, prefill.num_ids, prefill.token_step, task.start) == (5, last, 3, last)
