@@ -43,7 +43,7 @@ NOT_FOR_ZIG = ["-fvect-cost-model=dynamic", "-Wno-ignored-optimization-argument"
 # Python's headers define what a C library's already have.
 FOR_ZIG = ["-Wno-macro-redefined"]
 # prfchw: asks for lines that are about to be written (mem.cuh); where AVX2 is, it does not fault.
-AVX2 = ["-mavx2", "-mbmi2", "-mfma", "-mprfchw"]
+AVX2 = ["-mavx2", "-mbmi2", "-mf16c", "-mfma", "-mprfchw"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 FLAGS_BY_FILE = {
     "kernels_x86_64_v3.cpp": AVX2,

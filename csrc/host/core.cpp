@@ -28,7 +28,8 @@ __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0);
 const InstructionSet* best_of_x86_64() {
     static constexpr InstructionSet kV3 = {"x86-64-v3", &kKernelsV3};
     static constexpr InstructionSet kV4 = {"x86-64-v4", &kKernelsV4};
-    constexpr uint32_t kV3Leaf1 = bit_OSXSAVE | bit_AVX | bit_FMA, kV3Leaf7 = bit_AVX2 | bit_BMI2;
+    constexpr uint32_t kV3Leaf1 = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    constexpr uint32_t kV3Leaf7 = bit_AVX2 | bit_BMI2;
     constexpr uint32_t kV4Leaf7 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     uint32_t eax, leaf7, leaf1, edx, unused;
     if (!__get_cpuid(1, &eax, &unused, &leaf1, &edx) || (leaf1 & kV3Leaf1) != kV3Leaf1 ||

@@ -2,7 +2,13 @@
 // instruction set that the compiler's flags name. A register holds the weights of four columns (a
 // quad) of each of Vector::kWidth rows. All sums are exact. The sum over a group of 32 columns is
 // upper * 256 + lower, where upper belongs to the two higher digits.
+//
+// add(sum, words, digits, quad, nth) adds a quad's products. nth counts the calls for a sum of 32
+// or 16 columns from 0 on.
 #pragma once
+
+#include <algorithm>
+#include <iterator>
 
 #include "digits.h"
 #include "products.h"
@@ -10,6 +16,20 @@
 
 namespace kccl::engine {
 namespace {
+
+#if defined(__AVX2__)
+
+// Stores the digits as [place][column], a signed byte each.
+inline void place_bytes(const int32_t* biased, uint8_t* digits) {
+    for (uint32_t place = 0; place < 3; ++place) {
+        for (uint32_t i = 0; i < kDigitGroup; ++i) {
+            digits[place * kDigitGroup + i] =
+                static_cast<uint8_t>((biased[i] >> 8 * place & 255) ^ 128);
+        }
+    }
+}
+
+#endif
 
 #if defined(__AVX512VNNI__)
 
@@ -20,14 +40,7 @@ struct Integers {
         __m512i of[3];
     };
 
-    static void place(const int32_t* biased, uint8_t* digits) {
-        for (uint32_t place = 0; place < 3; ++place) {
-            for (uint32_t i = 0; i < kDigitGroup; ++i) {
-                digits[place * kDigitGroup + i] =
-                    static_cast<uint8_t>((biased[i] >> 8 * place & 255) ^ 128);
-            }
-        }
-    }
+    static void place(const int32_t* biased, uint8_t* digits) { place_bytes(biased, digits); }
     static Sum start(const int32_t* places) {
         return {_mm512_set1_epi32(places[0]), _mm512_set1_epi32(places[1]),
                 _mm512_set1_epi32(places[2])};
@@ -46,7 +59,7 @@ struct Integers {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
         return _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, bytes), places);
     }
-    static void add(Sum* sum, Words words, const DigitGroup& x, int quad) {
+    static void add(Sum* sum, Words words, const DigitGroup& x, int quad, int) {
         KCCL_ENGINE_UNROLL
         for (int place = 0; place < 3; ++place) {
             int32_t four;
@@ -133,7 +146,7 @@ struct Integers {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
         return KCCL_ENGINE_M(shuffle_epi8)(KCCL_ENGINE_M_REPEATED(bytes), places);
     }
-    static void add(Sum* sum, Words words, const DigitGroup& x, int quad) {
+    static void add(Sum* sum, Words words, const DigitGroup& x, int quad, int) {
         const Words even = KCCL_ENGINE_M_ALL (and)(words, KCCL_ENGINE_M(set1_epi16)(255));
         const Words odd = (Words)((Shorts)words >> 8);
         sum->upper = plus(sum->upper, even, x, quad);
@@ -144,17 +157,55 @@ struct Integers {
     static Vector::Floats upper(const Sum& sum) { return floats(sum.upper); }
     static Vector::Floats lower(const Sum& sum) { return floats(sum.lower); }
 
-  private:
+  protected:
     static Vector::Floats floats(Words integers) {
         return (Vector::Floats) __builtin_convertvector((Integers32)integers, Floats32);
     }
     static Words all(int32_t value) { return KCCL_ENGINE_M(set1_epi32)(value); }
+
+  private:
     static Words plus(Words sum, Words pairs, const DigitGroup& x, int word) {
         int32_t two;
         memcpy(&two, x.digits + 4 * word, sizeof(two));
         const Words products = KCCL_ENGINE_M(madd_epi16)(pairs, all(two));
         return KCCL_ENGINE_M(add_epi32)(sum, products);
     }
+};
+
+// Does the same for weights that are at most MOST, 63 or less. Then two products of a weight and a
+// digit fit into 16 bits, and one instruction makes them for four columns. Their sums stay in 16
+// bits for kTogether quads, and then become 32 bits.
+template <int MOST>
+struct ShortIntegers : Integers {
+    static constexpr int kFit = 32767 / (2 * 128 * MOST);
+    static constexpr int kTogether = kFit >= 8 ? 8 : kFit >= 4 ? 4 : 2;
+    static_assert(kFit >= kTogether, "the sums fit into 16 bits");
+    struct Sum {
+        Words of[3], shorts[3];
+    };
+
+    static void place(const int32_t* biased, uint8_t* digits) { place_bytes(biased, digits); }
+    static Sum start(const int32_t* places) {
+        return {{all(places[0]), all(places[1]), all(places[2])}, {}};
+    }
+    static void add(Sum* sum, Words words, const DigitGroup& x, int quad, int nth) {
+        KCCL_ENGINE_UNROLL
+        for (int place = 0; place < 3; ++place) {
+            int32_t four;
+            memcpy(&four, x.digits + place * kDigitGroup + 4 * quad, sizeof(four));
+            const Words products = KCCL_ENGINE_M(maddubs_epi16)(words, all(four));
+            Words* const shorts = sum->shorts + place;
+            const bool is_first = nth % kTogether == 0;
+            *shorts = is_first ? products : KCCL_ENGINE_M(add_epi16)(*shorts, products);
+            if ((nth + 1) % kTogether != 0) continue;
+            const Words pairs = KCCL_ENGINE_M(madd_epi16)(*shorts, KCCL_ENGINE_M(set1_epi16)(1));
+            sum->of[place] = KCCL_ENGINE_M(add_epi32)(sum->of[place], pairs);
+        }
+    }
+    static Vector::Floats upper(const Sum& sum) {
+        return floats((Words)((Integers32)sum.of[2] * 256 + (Integers32)sum.of[1]));
+    }
+    static Vector::Floats lower(const Sum& sum) { return floats(sum.of[0]); }
 };
 
 #undef KCCL_ENGINE_M
@@ -215,7 +266,7 @@ struct Integers {
 #endif
         return places;
     }
-    static void add(Sum* sum, const Words& words, const DigitGroup& x, int quad) {
+    static void add(Sum* sum, const Words& words, const DigitGroup& x, int quad, int) {
         int16_t upper[4], lower[4];
         memcpy(upper, x.digits + 8 * quad, sizeof(upper));
         memcpy(lower, x.digits + 2 * kDigitGroup + 8 * quad, sizeof(lower));
@@ -242,6 +293,29 @@ struct Integers {
 
 #endif
 #endif
+
+// Returns the largest integer that a panel of format F has.
+template <class F>
+constexpr int most_of() {
+    if constexpr (requires { F::kIntegers; }) {
+        return *std::max_element(std::begin(F::kIntegers), std::end(F::kIntegers));
+    } else {
+        return (1 << F::kBits) - 1;
+    }
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+template <int MOST, bool IS_SHORT = MOST<64> struct IntegersUpTo : ShortIntegers<MOST> {};
+template <int MOST>
+struct IntegersUpTo<MOST, false> : Integers {};
+#else
+template <int MOST>
+using IntegersUpTo = Integers;
+#endif
+
+// What sums up the products of format F.
+template <class F>
+using IntegersOf = IntegersUpTo<most_of<F>()>;
 
 }  // namespace
 }  // namespace kccl::engine

@@ -46,15 +46,16 @@ inline void sum_floats(const uint8_t* piece, int first_row, const float* x, uint
 template <class F, int COLUMNS>
 inline void sum_integers(const uint8_t* piece, int first_row, const DigitGroup* x, uint64_t stride,
                          typename Vector::Floats* sums) {
+    using Summing = IntegersOf<F>;
     float totals[COLUMNS] = {};
     KCCL_ENGINE_UNROLL
     for (int c = 0; c < COLUMNS; ++c) sums[c] = Vector::zero();
     for (uint32_t block = 0; block < F::kGroupColumns / kDigitGroup; ++block) {
         const uint8_t* rows = piece + block * kRows * F::kBlockBytes + 4 * first_row;
-        typename Integers::Sum integers[COLUMNS];
+        typename Summing::Sum integers[COLUMNS];
         KCCL_ENGINE_UNROLL
         for (int c = 0; c < COLUMNS; ++c) {
-            integers[c] = Integers::start(x[c * stride + block].start[0]);
+            integers[c] = Summing::start(x[c * stride + block].start[0]);
         }
         KCCL_ENGINE_UNROLL
         for (int i = 0; i < 8; ++i) {
@@ -62,14 +63,14 @@ inline void sum_integers(const uint8_t* piece, int first_row, const DigitGroup* 
             const Integers::Words words = block_words<F>(rows, i, &quad);
             KCCL_ENGINE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
-                Integers::add(&integers[c], words, x[c * stride + block], quad);
+                Summing::add(&integers[c], words, x[c * stride + block], quad, i);
             }
         }
         KCCL_ENGINE_UNROLL
         for (int c = 0; c < COLUMNS; ++c) {
             const DigitGroup& of = x[c * stride + block];
             const auto number =
-                Vector::fma(Integers::upper(integers[c]), 256.0f, Integers::lower(integers[c]));
+                Vector::fma(Summing::upper(integers[c]), 256.0f, Summing::lower(integers[c]));
             sums[c] = Vector::fma(number, of.scale, sums[c]);
             totals[c] += of.sum;
         }

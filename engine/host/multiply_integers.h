@@ -11,10 +11,12 @@
 namespace kccl::engine {
 namespace {
 
-template <int32_t ZERO, uint32_t SCALES>
+template <bool IS_SHORT, int32_t ZERO, uint32_t SCALES>
 void prepare(const float* x, uint32_t num_columns, DigitGroup* to) {
+    // All short integers take the same digits.
+    using Placing = IntegersUpTo<IS_SHORT ? 15 : 255>;
     for (uint32_t i = 0; i < num_columns / kDigitGroup; ++i) {
-        make_digits<Integers>(x + i * kDigitGroup, ZERO, SCALES, to + i);
+        make_digits<Placing>(x + i * kDigitGroup, ZERO, SCALES, to + i);
     }
 }
 
@@ -23,7 +25,9 @@ void prepare(const float* x, uint32_t num_columns, DigitGroup* to) {
 // can use prepared activations again.
 template <class F>
 constexpr Prepare prepare_of() {
-    if constexpr (F::kIsInteger) return prepare<F::kZero, F::kScalesOfBlock>;
+    if constexpr (F::kIsInteger) {
+        return prepare<most_of<F>() < 64, F::kZero, F::kScalesOfBlock>;
+    }
     return nullptr;
 }
 
@@ -57,6 +61,7 @@ inline Integers::Words block_words(const uint8_t* rows, int i, int* quad) {
 template <class F, int COLUMNS, bool DECODES>
 inline void multiply_rows(const uint8_t* panel, uint64_t panel_bytes, int first_row,
                           uint32_t num_blocks, const DigitGroup* x, uint64_t stride, float* out) {
+    using Summing = IntegersOf<F>;
     typename Vector::Floats sums[COLUMNS];
     KCCL_ENGINE_UNROLL
     for (int c = 0; c < COLUMNS; ++c) sums[c] = Vector::zero();
@@ -77,12 +82,12 @@ inline void multiply_rows(const uint8_t* panel, uint64_t panel_bytes, int first_
         }
         const uint8_t* rows = piece + in_piece * kRows * F::kBlockBytes + 4 * first_row;
         constexpr int kScales = F::kScalesOfBlock;
-        typename Integers::Sum integers[COLUMNS][kScales];
+        typename Summing::Sum integers[COLUMNS][kScales];
         KCCL_ENGINE_UNROLL
         for (int c = 0; c < COLUMNS; ++c) {
             KCCL_ENGINE_UNROLL
             for (int s = 0; s < kScales; ++s) {
-                integers[c][s] = Integers::start(x[c * stride + block].start[s]);
+                integers[c][s] = Summing::start(x[c * stride + block].start[s]);
             }
         }
         KCCL_ENGINE_UNROLL
@@ -91,7 +96,8 @@ inline void multiply_rows(const uint8_t* panel, uint64_t panel_bytes, int first_
             const Integers::Words words = block_words<F>(rows, i, &quad);
             KCCL_ENGINE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
-                Integers::add(&integers[c][quad * kScales / 8], words, x[c * stride + block], quad);
+                Summing::add(&integers[c][quad * kScales / 8], words, x[c * stride + block], quad,
+                             i / kScales);
             }
         }
         KCCL_ENGINE_UNROLL
@@ -100,8 +106,8 @@ inline void multiply_rows(const uint8_t* panel, uint64_t panel_bytes, int first_
             KCCL_ENGINE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 const float of = x[c * stride + block].scale;
-                const auto number = Vector::fma(Integers::upper(integers[c][s]), 256.0f,
-                                                Integers::lower(integers[c][s]));
+                const auto number = Vector::fma(Summing::upper(integers[c][s]), 256.0f,
+                                                Summing::lower(integers[c][s]));
                 sums[c] = Vector::add_product(scale, Vector::times(number, of), sums[c]);
             }
         }

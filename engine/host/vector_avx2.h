@@ -22,10 +22,15 @@ struct Vector {
         return loaded;
     }
     static Floats floats(Words bits) { return (Floats)bits; }
-    // Loads the FP16 bits of kWidth rows, which lie one after another, each into a word of 32 bits.
-    static Words half_words(const uint8_t* from) {
-        return (Words)_mm256_cvtepu16_epi32(
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    // Loads the FP16 numbers of kWidth rows, which lie one after another, as FP32 numbers.
+    static Floats halves(const uint8_t* from) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    }
+    // Converts FP16 numbers, whose bits are the lower half of each word. The upper halves are zero.
+    static Floats halves(Words bits) {
+        const __m256i packed = _mm256_packus_epi32((__m256i)bits, (__m256i)bits);
+        const __m256i first = _mm256_permute4x64_epi64(packed, 0b1000);
+        return _mm256_cvtph_ps(_mm256_castsi256_si128(first));
     }
     // Loads the integers of kWidth rows, a byte each, as FP32 numbers.
     static Floats bytes(const uint8_t* from) {
@@ -36,7 +41,14 @@ struct Vector {
     }
     // Loads a byte of each of kWidth rows, each into a word of 32 bits.
     static Words byte_words(const uint8_t* from) {
-        return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+        return (Words)_mm256_cvtepu8_epi32(eight(from));
+    }
+    // Does what rows_of_e4m3() says: returns e4m3 numbers divided by 256. Extending the sign fills
+    // the bits above the exponent with copies of it. All of these are cleared but the highest.
+    static Floats e4m3(const uint8_t* from) {
+        const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(eight(from)), 7);
+        const auto mask = static_cast<int16_t>(0xbfff);
+        return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(mask)));
     }
     static Floats fma(Floats weights, float x, Floats sum) {
         return _mm256_fmadd_ps(weights, _mm256_set1_ps(x), sum);

@@ -29,9 +29,12 @@ void blocks(const std::vector<const Compute*>& tables, const StoredBlocks& store
     const uint64_t block_bytes = row_bytes / (num_columns / stored.columns);
     std::vector<uint8_t> rows(row_bytes * num_rows);
     for (uint8_t& each : rows) each = static_cast<uint8_t>(rng());
+    // The last row has the largest integers, with small scales, so that no sum leaves FP32.
+    std::fill(rows.end() - static_cast<int64_t>(row_bytes), rows.end(), 255);
     for (uint64_t block = 0; block < rows.size(); block += block_bytes) {
-        // FP16 numbers of -2 to 2.
-        for (const uint64_t at : stored.halves_at) rows[block + at + 1] &= 0xbf;
+        // FP16 numbers of -2 to 2, in the last row below 1/8.
+        const bool is_last = block >= rows.size() - row_bytes;
+        for (const uint64_t at : stored.halves_at) rows[block + at + 1] &= is_last ? 0x2f : 0xbf;
         // Powers of 2^-4 to 2^3.
         if (stored.is_power) rows[block] = static_cast<uint8_t>(123 + rows[block] % 8);
         for (uint64_t at = stored.bytes_at; at < block_bytes; ++at) rows[block + at] &= stored.most;
@@ -42,9 +45,11 @@ void blocks(const std::vector<const Compute*>& tables, const StoredBlocks& store
     // Groups of usual size, large, tiny, and zeros; the largest number of some has all bits set.
     Floats x = random_floats(uint64_t{num_columns} * kGroup);
     for (uint64_t i = 0; i < x.size(); ++i) {
-        const float scales[] = {1, 1e6f, 1e-30f, 0, -3e33f};
+        const float scales[] = {1, 1e6f, 1e-30f, 0, -3e32f};
         x[i] *= scales[i / 32 % 5];
         if (i % 96 == 5) x[i] = i % 64 == 5 ? 1.9999999f : -1.9999999f;
+        // The digits -126, -128, -128: the largest sums.
+        if (i / 32 % 8 == 1) x[i] = -0x7e8080 * 0x1p-22f;
     }
     const uint64_t num_groups = num_columns / 32;
     const auto run = [&](const Compute& on, const Floats& columns, int num) {

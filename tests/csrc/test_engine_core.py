@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 HOST = ROOT / "engine" / "host"
 COMMON = ["-std=c++20", "-g", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
 COMMON += ["-Wno-missing-field-initializers"]
-AVX2 = ["-mavx2", "-mbmi2", "-mfma"]
+AVX2 = ["-mavx2", "-mbmi2", "-mf16c", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 FLAGS = {
     "compute_x86_64_v3": AVX2,

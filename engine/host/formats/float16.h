@@ -14,8 +14,8 @@ struct Float16 : Pairs16 {
     static void load(const uint8_t* piece, uint32_t, typename Vector::Floats* even,
                      typename Vector::Floats* odd) {
         const typename Vector::Words both = Vector::words(piece);
-        *even = widened<Vector>(both & 0xffff);
-        *odd = widened<Vector>(both >> 16);
+        *even = converted<Vector>(both & 0xffff);
+        *odd = converted<Vector>(both >> 16);
     }
 
     static void widen(const uint8_t* stored, uint32_t num, float* out) {
@@ -55,6 +55,15 @@ struct Float16 : Pairs16 {
     }
 
   private:
+    template <class Vector>
+    static typename Vector::Floats converted(const typename Vector::Words& halves) {
+        if constexpr (requires { Vector::halves(halves); }) {
+            return Vector::halves(halves);
+        } else {
+            return widened<Vector>(halves);
+        }
+    }
+
     // A vector of one row, so that widened() converts a single number.
     struct One {
         using Words = uint32_t;
