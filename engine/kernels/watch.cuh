@@ -23,6 +23,12 @@ KCCL_DECODE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t
     return reinterpret_cast<uint64_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
 }
 
+// Whether one thread of a warp may poll alone at first (Waiter::await). Not in a Laneformer whose
+// weights have scales, which takes less time without (bench/LOG.md).
+template <class S>
+constexpr bool kMayScout =
+    S::kWeightsInRegisters || S::kNumResiduals == 1 || !kHasScales<typename Shape<S>::Qkv::Format>;
+
 // Waits for float4s of the rank's exchange buffer, or for its host, on behalf of a warp. All
 // threads of the warp make an object and call each function together.
 template <class S>
@@ -65,7 +71,7 @@ class Waiter {
         // first, for its first float4. When that has come, all threads poll, which takes one more
         // trip to the L2 cache. But all blocks of the device wait at the same time, and more polls
         // would take the cache's bandwidth from the copies of weights and from each other.
-        bool scouts = SCOUTS && may_scout && N > 1 && !takes_any &&
+        bool scouts = SCOUTS && kMayScout<S> && may_scout && N > 1 && !takes_any &&
                       platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
         const auto has_one_come = [&] {
             bool has_come = false;
