@@ -74,8 +74,8 @@ KCCL_DECODE void append(const Task& task, int rank, uint8_t* tile, uint32_t posi
     for (uint32_t i = 0; i < 4; ++i) {
         const uint32_t dim = mem::forget(warp().index()) * 4 + i;
         const uint32_t tile = dim / kTileColumns * kTileBytes, in_tile = dim % kTileColumns;
-        mem::store_plain(reinterpret_cast<uint16_t*>(keys + tile + Unit::offset(at, in_tile)),
-                         cached(key.value[i]));
+        const uint32_t key_at = Unit::offset(Unit::key_row(at), in_tile);
+        mem::store_plain(reinterpret_cast<uint16_t*>(keys + tile + key_at), cached(key.value[i]));
         mem::store_plain(reinterpret_cast<uint16_t*>(values + tile + Unit::offset(in_tile, at)),
                          cached(value.value[i]));
     }

@@ -73,6 +73,39 @@ struct CacheTile {
     Unit::Weights values[kNum];
 };
 
+// The maximum and the weight (Partial) of a query over the tiles so far. Four neighbouring threads
+// have a query, each of them the scores of four positions of a tile.
+struct ScoresSoFar {
+    // Adds the scores of a tile, those of positions that the query does not see being kNoPositions.
+    // They become weights. Returns by what the sums so far are to be multiplied. Called by all
+    // threads of the warp.
+    KCCL_DECODE float add(Float4& scores) {
+        const float peak =
+            rounded(over_tile(scores, [](float a, float b) { return a < b ? b : a; }));
+        const float most = peak < maximum ? maximum : peak;
+        const float scale = power_of_two(maximum - most);
+        KCCL_UNROLL
+        for (float& value : scores.value) {
+            value = value == kNoPositions ? 0.0f : exponential2(value - most);
+        }
+        weight = weight * scale + over_tile(scores, [](float a, float b) { return a + b; });
+        maximum = most;
+        return scale;
+    }
+
+    float maximum = kNoPositions;
+    float weight = 0;
+
+  private:
+    // Returns f, a maximum or a sum, over a query's values of the tile's 16 positions. All four
+    // threads get it.
+    template <class F>
+    KCCL_DECODE static float over_tile(const Float4& four, F f) {
+        const float value = f(f(four.value[0], four.value[1]), f(four.value[2], four.value[3]));
+        return platform::reduce_lanes<kTileFloat4s>(value, f);
+    }
+};
+
 // Adds up the attention of NUM queries over a KV strand. All threads of a warp make an object, and
 // call each function together.
 template <class S, uint32_t NUM>
@@ -115,7 +148,8 @@ class KvStrand {
             lanes_.of(turn).totals(scores, [&](uint32_t row, uint32_t vector, float score) {
                 const uint32_t query = turn * Unit::kVectors + vector;
                 if (row < kTileRows && query < NUM) {
-                    mem::store_plain(by_position + query * kTileRows + row, score);
+                    const uint32_t at = query * kTileRows + Unit::position_of(row);
+                    mem::store_plain(by_position + at, score);
                 }
             });
         }
@@ -131,15 +165,7 @@ class KvStrand {
             const bool takes = has_float4 && is_seen(query, index4 * 4 + i);
             now.value[i] = takes ? now.value[i] : kNoPositions;
         }
-        const float peak = rounded(over_tile(now, [](float a, float b) { return a < b ? b : a; }));
-        const float maximum = peak < maximum_ ? maximum_ : peak;
-        const float scale = power_of_two(maximum_ - maximum);
-        KCCL_UNROLL
-        for (float& value : now.value) {
-            value = value == kNoPositions ? 0.0f : exponential2(value - maximum);
-        }
-        weight_ = weight_ * scale + over_tile(now, [](float a, float b) { return a + b; });
-        maximum_ = maximum;
+        const float scale = scores_.add(now);
         // The weights and scales of the last tile may be overwritten: all threads have read them,
         // because they have met above.
         if (has_float4) {
@@ -180,8 +206,8 @@ class KvStrand {
         const uint32_t number = thread();
         if (number >= NUM * kTileFloat4s || number % kTileFloat4s != 0) return;
         float* const rest = partials[number / kTileFloat4s][Dims::kHeadFloat4s].value;
-        mem::store_plain(rest, maximum_);
-        mem::store_plain(rest + 1, weight_);
+        mem::store_plain(rest, scores_.maximum);
+        mem::store_plain(rest + 1, scores_.weight);
     }
 
   private:
@@ -189,20 +215,11 @@ class KvStrand {
 
     KCCL_DECODE static uint32_t thread() { return mem::forget(warp().index()); }
 
-    // Returns f, a maximum or a sum, over a query's values of the tile's 16 positions, of which
-    // each thread passes four. All four threads that have values of the query get it.
-    template <class F>
-    KCCL_DECODE static float over_tile(const Float4& four, F f) {
-        const float value = f(f(four.value[0], four.value[1]), f(four.value[2], four.value[3]));
-        return platform::reduce_lanes<kTileFloat4s>(value, f);
-    }
-
     KvStrandArea<NUM>& area_;
     const Lanes<NUM>& lanes_;
-    // maximum_ and weight_ (Partial) belong to the query whose scores this thread handles in add().
-    // sums_ is this thread's part of the weighted sums of all queries.
-    float maximum_ = kNoPositions;
-    float weight_ = 0;
+    // scores_ belongs to the query whose scores this thread handles in add(). sums_ is this
+    // thread's part of the weighted sums of all queries.
+    ScoresSoFar scores_;
     typename Unit::Sums sums_[kTurns][Dims::kHeadTilesOfDim] = {};
 };
 

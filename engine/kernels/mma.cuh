@@ -10,6 +10,9 @@
 // x = 256 * high + low / 8. So it holds values up to 1.6e7, and multiples of 2^-27.
 //
 //   Mma<T>::offset(row, column)     where an element lies in a packed tile, in bytes
+//   Mma<T>::key_row(position), position_of(key_row)
+//                                   which row of a tile of the cache has the key of a position,
+//                                   counted in the tile (query_mma.cuh)
 //   Mma<T>::Lane(num_vectors, stride)
 //                                   which part of everything this thread has: made once for many
 //                                   products. The float4s of a vector lie `stride` float4s behind

@@ -1,13 +1,13 @@
 // Computes attention of a chunk, kChunk neighbouring positions of a prompt. First each position's
 // key and value go into the cache, with norm and RoPE. When all blocks of the lane group (the
 // blocks that share a residual) have done that, each position reads the positions before it from
-// the cache, those of the same chunk included. A work item is a query group: the queries of a KV
+// the cache, those of the same chunk included: 16 queries of a KV head at a time
+// (prefill_attend_tiles.cuh), or as here. Here a work item is a query group: the queries of a KV
 // head at kTogether neighbouring positions, which share its keys and values. Partial results are
 // merged as decode merges them.
 #pragma once
 
-#include "attend.cuh"
-#include "prefill_product.cuh"
+#include "prefill_attend_tiles.cuh"
 
 namespace kccl::decode {
 
@@ -212,8 +212,8 @@ class ChunkAttention {
 };
 
 template <class S>
-KCCL_DECODE void attend_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
-                              uint32_t layer, uint32_t window) {
+KCCL_DECODE void attend_by_strands(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+                                   uint32_t layer, uint32_t window) {
     using Dims = Shape<S>;
     const uint32_t num =
         Dims::kLanesPerGroup * S::kKvHeads * ceil_div(chunk.num, ChunkLayout<S>::kTogether);
@@ -225,6 +225,16 @@ KCCL_DECODE void attend_chunk(PrefillConsumer<S>& consumer, const PromptChunk& c
         attention.merge_kv_strands();
         consumer.meet();
         attention.merge_nodes();
+    }
+}
+
+template <class S>
+KCCL_DECODE void attend_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+                              uint32_t layer, uint32_t window) {
+    if constexpr (kAttendsByQueries<S>) {
+        attend_by_tiles(consumer, chunk, layer, window);
+    } else {
+        attend_by_strands(consumer, chunk, layer, window);
     }
 }
 

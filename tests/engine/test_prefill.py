@@ -122,6 +122,34 @@ def test_many_kv_strands_are_merged_in_two_turns():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("warps", [1, 6])
+def test_kv_strands_of_several_tiles_change_no_bit(warps):
+    """With warps of 32, a chunk's queries are rows of the unit, and with warps of 64 its columns,
+    as in decode. One warp has all KV strands, or six warps share them and the queries.
+    """
+    ids = [int(i) for i in np.random.default_rng(3).integers(0, 128, 39)]
+    # A KV strand has two tiles, one, or none.
+    kv_strands = 4 if warps == 1 else 2
+    tuning = replace(CHUNKED, blocks=4, kv_strands=kv_strands, chunk=20, chunk_stages=8)
+    tuning = replace(tuning, chunk_warps=warps)
+
+    def logits(warp_size: int) -> Array:
+        def main(comm: kccl.Communicator) -> Array:
+            executor = DeviceExecutor(
+                checkpoint("tiny-llama"),
+                comm,
+                tuning=tuning,
+                context=CONTEXT,
+                warp_size=warp_size,
+            )
+            return last_logits(executor, 2, ids)
+
+        return kccl.run_threads(main, 1, backend="sim", warp_size=warp_size)[0]
+
+    np.testing.assert_array_equal(logits(32).view(np.uint32), logits(64).view(np.uint32))
+
+
+@pytest.mark.long
 def test_a_request_may_be_given_up_within_its_prompt():
     """By any rank, and on all ranks behind the same chunk. The next request is whole."""
 
@@ -151,12 +179,12 @@ def test_a_request_may_be_given_up_within_its_prompt():
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
 BUGS = {
     "a position sees itself in the cache": (
-        "prefill_attend.cuh",
-        "seen >= first_seen(mine) && seen < mine",
-        "seen >= first_seen(mine) && seen <= mine",
+        "prefill_attend_warp.cuh",
+        "seen >= first_seen(mine_[i]) && seen < mine_[i]",
+        "seen >= first_seen(mine_[i]) && seen <= mine_[i]",
     ),
     "a window of one position more": (
-        "prefill_attend.cuh",
+        "prefill_attend_warp.cuh",
         "position - window_ + 1 : 0",
         "position - window_ : 0",
     ),

@@ -71,6 +71,14 @@ struct Mma {
         return thread * 16 + word * 4 + column % 2 * 2;
     }
 
+    // A thread of query_mma_cuda.cuh then gets the scores of positions 4q to 4q + 3.
+    KCCL_CONSTEXPR static uint32_t key_row(uint32_t position) {
+        return position / 2 % 2 * 8 + position / 4 * 2 + position % 2;
+    }
+    KCCL_CONSTEXPR static uint32_t position_of(uint32_t key_row) {
+        return key_row % 8 / 2 * 4 + key_row / 8 * 2 + key_row % 2;
+    }
+
     KCCL_CONSTEXPR static Place place_of(uint32_t i) {
         const uint32_t thread = i / 8;
         return {thread / 4 + i / 2 % 2 * 8, thread % 4 * 4 + i / 4 % 2 * 2 + i % 2};

@@ -91,6 +91,9 @@ struct Mma {
         return (column / 4 * 16 + row) * 8 + column % 4 * 2;
     }
 
+    KCCL_CONSTEXPR static uint32_t key_row(uint32_t position) { return position; }
+    KCCL_CONSTEXPR static uint32_t position_of(uint32_t key_row) { return key_row; }
+
     KCCL_CONSTEXPR static Place place_of(uint32_t i) { return {i / 4 % 16, i / 64 * 4 + i % 4}; }
 
     KCCL_CONSTEXPR static uint32_t scale_at(uint32_t row) { return row; }

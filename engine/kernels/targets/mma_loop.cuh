@@ -49,6 +49,9 @@ struct Mma {
         return (row * kTileColumns + column) * 2;
     }
 
+    KCCL_CONSTEXPR static uint32_t key_row(uint32_t position) { return position; }
+    KCCL_CONSTEXPR static uint32_t position_of(uint32_t key_row) { return key_row; }
+
     KCCL_CONSTEXPR static Place place_of(uint32_t i) {
         return {i / kTileColumns, i % kTileColumns};
     }
