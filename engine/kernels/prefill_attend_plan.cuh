@@ -8,9 +8,9 @@
 namespace kccl::decode {
 
 // Whether a chunk's queries are rows of the matrix unit. Threads of more warps have too few
-// registers: Laneformer 2B, with 12 warps, was slower so (bench/LOG.md).
+// registers, and so have those of kernels for longer chunks: these were slower so (bench/LOG.md).
 template <class S>
-constexpr bool kAttendsByQueries = QueryMma::kIsThere && S::kChunkWarps <= 8;
+constexpr bool kAttendsByQueries = QueryMma::kIsThere && S::kChunkWarps <= 8 && S::kChunk <= 64;
 
 // Names the unit only when the model is known: a target may have none.
 template <class S>
