@@ -305,7 +305,8 @@ constexpr int most_of() {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-template <int MOST, bool IS_SHORT = MOST<64> struct IntegersUpTo : ShortIntegers<MOST> {};
+template <int MOST, bool IS_SHORT = (MOST < 64)>
+struct IntegersUpTo : ShortIntegers<MOST> {};
 template <int MOST>
 struct IntegersUpTo<MOST, false> : Integers {};
 #else

@@ -2,10 +2,11 @@
 //
 // Without seats, a token is chosen by all consumer warps of all blocks. With seats (seats.cuh), it
 // is chosen by one consumer warp of each block, and the other warps choose tokens of other requests
-// at the same time. Each column then has exchanges of its own: its slots and its number. Always the
-// same warp chooses for a column, so the same thread reads a slot each time, as exchange_buffer.cuh
-// asks for. Both give the same tokens, because sums of weights are exact, and the better one of two
-// candidates does not depend on the order of comparisons.
+// at the same time. Each column then has exchanges of its own: its slots and its number. Within a
+// choice the same thread reads a slot each time, as exchange_buffer.cuh asks for. Between two
+// choices another thread may: the fences at a token step's end order them. Both give the same
+// tokens, because sums of weights are exact, and the better one of two candidates does not depend
+// on the order of comparisons.
 #pragma once
 
 #include "candidates.cuh"

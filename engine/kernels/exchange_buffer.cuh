@@ -24,7 +24,7 @@
 // of exchange e - 2 cannot find that of e - 4 any more, whose tag is the tag of e. For this, each
 // exchange sends the control words of all kinds, even if it needs few. Vectors are ordered by the
 // fences at the end of the token step. With seats, each column has such slots and numbers of its
-// own.
+// own, and the thread may change between two token steps (choosers.cuh).
 //
 // In a kernel where nothing overlaps (S::kOverlaps is false), all blocks also meet behind every op
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.

@@ -101,7 +101,7 @@ KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
                                       at.place * (S::kFfn / 4) + i
                                 : 0;
         }
-        // No scout goes before: the blocks' last activations come at about the same time.
+        // With a ring no scout goes before: the last activations come at about the same time.
         consumer.template await<mem::Scope::kDevice, S::kWeightsInRegisters>(
             slots, wanted, tag_of(consumer.token_step()), float4s, 0, first == 0);
         KCCL_UNROLL

@@ -172,7 +172,8 @@ class InPlaceMultiplier {
     // Row tiles and lanes may end with any strip. All products come before the first branch.
     KCCL_DECODE void multiply_lanes(const Strip<F> (&strips)[kStrips]) {
         if constexpr (kHasLanes) {
-            const auto first = input_of<0>(), second = input_of<TURNS - 1>();
+            const auto first = input_of<0>();
+            const auto second = input_of<TURNS - 1>();
             using Input = decltype(first);
             using Second = decltype(second);
             const LateChains<F, Input> chains(first);

@@ -24,6 +24,7 @@ KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others,
     const bool are_whole = computing % kParts == 0 && others == kParts;
     if (!are_whole || kOfPart / warps >= kMost) return {false, 0, 0};
     const uint32_t each = kOfPart / warps / 8 * 8;
+    if (each < of_others) return {false, 0, 0};
     return {true, (each * warps - of_others) / (warps - 1) / 8 * 8, of_others};
 }
 

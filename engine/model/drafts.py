@@ -51,10 +51,10 @@ HOST_PACE = Pace(first=1, shares={7: 21, 3: 16}, least=12)
 """On the host arithmetic bounds a pass over several positions. A draft costs 0.3 to 0.6 of a token
 there (bench/LOG.md), so few drafts pay."""
 GPU_PACE = Pace(first=3, shares={3: 2}, least=2)
-"""On a GPU a pass with three drafts takes 1.17 to 1.49 times as long as one without drafts in the
-same kernel (bench/LOG.md). So it pays from 0.17 to 0.49 accepted drafts a pass on; they pause below
+"""On a GPU a pass with three drafts takes 1.11 to 1.42 times as long as one without drafts in the
+same kernel (bench/LOG.md). So it pays from 0.11 to 0.42 accepted drafts a pass on; they pause below
 a quarter. Passes without drafts run in the kernel of one position then, against which a pass with
-three drafts takes 1.15 to 1.8 times as long."""
+three drafts takes 1.13 to 1.55 times as long in the formats that were timed."""
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ def _one(
 _TRUST = (
     "The constants are fitted to models on 1 and 2 H200 GPUs. Where a record of H200 or H100 "
     "has the model, the error is at most "
-    f"{topology.DECODE_ERROR:.0%}. No record has other GPUs, or more than 2, or a dense model whose "
-    "ops wait for exchanges."
+    f"{topology.DECODE_ERROR:.0%}. No record has other GPUs, or more than 2, or a dense model "
+    "whose ops wait for exchanges."
 )
 
 

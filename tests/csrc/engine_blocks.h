@@ -30,7 +30,9 @@ void blocks(const std::vector<const Compute*>& tables, const StoredBlocks& store
     std::vector<uint8_t> rows(row_bytes * num_rows);
     for (uint8_t& each : rows) each = static_cast<uint8_t>(rng());
     // The last row has the largest integers, with small scales, so that no sum leaves FP32.
-    std::fill(rows.end() - static_cast<int64_t>(row_bytes), rows.end(), 255);
+    // E2M1's code 7 is its largest integer.
+    std::fill(rows.end() - static_cast<int64_t>(row_bytes), rows.end(),
+              stored.is_power ? 0x77 : 255);
     for (uint64_t block = 0; block < rows.size(); block += block_bytes) {
         // FP16 numbers of -2 to 2, in the last row below 1/8.
         const bool is_last = block >= rows.size() - row_bytes;

@@ -81,6 +81,20 @@ def test_decode_of_a_mixture_spills_nothing(headers):
 
 
 @pytest.mark.long
+@pytest.mark.takes(30)
+def test_five_columns_of_weights_with_minimums_compile(headers):
+    """They are multiplied in two turns, the first with four columns."""
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
+    program = Program(MODELS["smollm2"], dict.fromkeys(KINDS, MULTIPLIED["nested4_32"]))
+    tuning = replace(tuning_for(program, 1, H200), columns=5)
+    source = source_of(program, 1, CONTEXT, tuning, columns=5)
+    ptx, _ = compile_cuda(library, source, ["decode"], "sm_90a", headers)
+    assert "mma.sync" in ptx
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "blocks"),
     [

@@ -218,14 +218,14 @@ BUGS = {
         "((exchange & 0u) * kNumControlWords + kind)",
     ),
     "control words are sent before all warps have looked": (
-        "sample.cuh",
+        "choosers.cuh",
         "        if (!consumer_.meet()) return false;\n        send();\n",
         "        send();\n",
     ),
     "the other ranks' scores are not counted": (
-        "sample.cuh",
-        "constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;",
-        "constexpr uint32_t kBlocks = S::kBlocks;",
+        "choosers.cuh",
+        "        constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;",
+        "        constexpr uint32_t kBlocks = S::kBlocks;",
     ),
     "counts outlive their request": (
         "scores.cuh",

@@ -29,6 +29,15 @@ struct Mma {
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
         return (column / 4 * 16 + row) * 8 + column % 4 * 2;
     }
+    KCCL_CONSTEXPR static uint32_t key_row(uint32_t position) { return position; }
+    KCCL_CONSTEXPR static uint32_t position_of(uint32_t key_row) { return key_row; }
+
+    // Converts four elements. Only attention of warps of 32 calls this.
+    KCCL_DEVICE static void widen(uint64_t four, float* out) {
+        for (uint32_t i = 0; i < 4; ++i) {
+            out[i] = Element<T>::widen(T{static_cast<uint16_t>(four >> 16 * i)});
+        }
+    }
 
     class Lane {
       public:

@@ -214,7 +214,7 @@ def test_reference_and_monokernel_run_the_format(tree):
 def test_the_host_multiplies_the_format(tree, tmp_path):
     (tmp_path / "program.cpp").write_text(MULTIPLIES_IT)
     host = tree.folder / "engine/host"
-    flags = ["-std=c++20", "-O0", "-ffp-contract=off", "-mavx2", "-mfma", "-Wno-psabi"]
+    flags = ["-std=c++20", "-O0", "-ffp-contract=off", "-mavx2", "-mf16c", "-mfma", "-Wno-psabi"]
     includes = [f"-I{tree.folder / 'kccl'}", f"-I{tree.folder}", f"-I{host}"]
     baseline = [flag for flag in flags if not flag.startswith("-m")]
     avx512 = [*flags, "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]

@@ -38,7 +38,7 @@ def compiled_core() -> Finding:
         return Finding(
             "warn",
             name,
-            "This CPU, or the virtual machine around it, has no AVX2.",
+            "This CPU, or the virtual machine around it, lacks AVX2, FMA, BMI2 or F16C.",
             "Give the virtual machine the host's CPU type.",
         )
     return Finding("ok", f"kernels for {name}, Python {platform.python_version()}")
