@@ -206,14 +206,6 @@ def test_matrices_that_share_a_panel_have_one_format():
         assert all(each.is_within(None) for each in Diff(checkpoint, engine, IDS[:3]).all())
 
 
-@pytest.mark.long
-def test_the_monokernel_turns_others_into_a_dtype():
-    checkpoint = stored_in("nvfp4_32", vocab_size=64, num_layers=1, hidden=32)
-    with Engine(checkpoint, "sim", blocks=1, context=16) as engine:
-        assert {each.name for each in engine.formats.values()} == {"bfloat16"}
-        assert engine.notices == ("weights are rounded from NVFP4 to bfloat16",)
-
-
 def test_a_lane_without_whole_blocks_is_rounded(tmp_path):
     """A row of 96 values has three blocks, and two lanes."""
     code = gguf.GGMLQuantizationType.Q8_0

@@ -214,6 +214,8 @@ def test_packed_words_pick_halves():
     code = "v_pk_lshrrev_b16 v40, v10, v11 op_sel:[1,0] op_sel_hi:[0,1]"
     (found,) = execute(code, [a, b])
     np.testing.assert_array_equal(found, (b & 0xFFFF) >> high | b >> 16 >> low << 16)
+    (found,) = execute("v_pk_lshlrev_b16 v40, v10, v11", [a, b])
+    np.testing.assert_array_equal(found, (b & 0xFFFF) << low & 0xFFFF | b >> 16 << high << 16)
     (found,) = execute("v_pk_sub_i16 v40, v10, v11 op_sel_hi:[1,0]", [a, b])
     np.testing.assert_array_equal(found, (a - b & 0xFFFF) | (a >> 16) - b << 16)
 

@@ -294,6 +294,7 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
         w.set_lanes(in, in.at[0], low, 0);
         w.set_lanes(in, in.at[0], high, 1);
     });
+    add("v_pk_lshlrev_b16", packed_words<[](U a, U b) { return b << (a & 15); }>);
     add("v_pk_lshrrev_b16", packed_words<[](U a, U b) { return (b >> (a & 15)); }>);
     add("v_pk_sub_i16", packed_words<[](U a, U b) { return a - b; }>);
     add("v_nop", [](Wave&, In) {});
