@@ -19,8 +19,8 @@ from .model import Machine
 LAYER_US = 11.8
 """Microseconds of a layer's chain if nothing had to be read from memory. Fitted to H200 GPUs."""
 MIXTURE_LAYER_US, MIXTURE_WORK_US = 23.8, 17.4
-"""Microseconds of the chain of a layer with experts, where router and experts wait for each other,
-and those that the GPUs divide among them. Fitted to one and two H200."""
+"""Microseconds that a layer with experts takes beside reading its weights: those that do not depend
+on the number of GPUs, and those that the GPUs divide among them. Fitted to one and two H200."""
 OVERLAP = 1.2
 """The p of the p-norm that adds the times of stream and chain. With 1 the times are added; with
 infinity the longer one counts alone. Fitted."""

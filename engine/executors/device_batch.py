@@ -253,8 +253,8 @@ class BatchedDevice(DeviceExecutor):
             return {"joins": self._joining.order, "runs": ready}
 
     def _ready(self, running: Sequence[_Running]) -> list[int]:
-        """Returns the numbers of the seats whose requests can run, and records the others. Called
-        with the lock held.
+        """Returns the numbers of the seats whose requests can run, and marks the others as lacking
+        a mask. Called with the lock held.
         """
         members = {each.number: each for each in self._members if each.task is not None}
         for each in running:

@@ -14,7 +14,8 @@
 
 namespace kccl::decode {
 
-// All consumer warps choose. All of their threads make an object, and call each function together.
+// Used where all consumer warps choose. Each of their threads makes an object, and all of them call
+// each function together.
 template <class S>
 class AllWarps {
   public:
@@ -31,7 +32,7 @@ class AllWarps {
     // Tells whether this thread is the first of the block's choosers.
     KCCL_DECODE bool lead() const { return is_first_warp() && leads(warp()); }
 
-    // Says that the exchanges of the choice need only the kinds of control words before `end`.
+    // Tells that this choice reads only control words whose kind is less than `end`.
     KCCL_DECODE void read_before(uint32_t) {}
 
     // Copies the mask of a request, if it has one, for allowed(). Returns false if a wait failed.
@@ -138,7 +139,7 @@ class AllWarps {
     uint32_t exchange_;
 };
 
-// One warp of each block chooses, with seats. Its functions are those of AllWarps.
+// Used with seats, where one warp of each block chooses. It has the functions of AllWarps.
 template <class S>
 class OneWarp {
   public:
@@ -159,7 +160,7 @@ class OneWarp {
 
     KCCL_DECODE bool fetch_mask(const Task& task) {
         if (task.mask == 0) return true;
-        // The warp may have read the mask of another request.
+        // Other threads may still read the mask of the request before.
         warp().sync();
         copy_mask(consumer_, task, mask(), thread(), kThreads);
         warp().sync();
@@ -172,7 +173,7 @@ class OneWarp {
     template <uint32_t N>
     KCCL_DECODE void store(ControlWordKind first, ControlWord (&control_words)[N]) {
         combine_in_warp(first, control_words);
-        // All threads have read what the last exchange has found.
+        // Other threads may still read the results of the last exchange, which lie here.
         warp().sync();
         if (!lead()) return;
         KCCL_UNROLL
@@ -193,7 +194,7 @@ class OneWarp {
             consumer_.publish_to_all(Slots<S>::seat_word(column_, exchange_, thread()) + mine,
                                      float4_of(control), tag);
         }
-        // So many neighbouring threads share the control words of a kind.
+        // How many neighbouring threads read the control words of one kind.
         const uint32_t sharers = platform::kWarpSize / num_kinds_;
         const uint32_t kind = thread() / sharers, sharer = thread() % sharers;
         const bool has_kind = kind < num_kinds_;
@@ -219,14 +220,14 @@ class OneWarp {
                 }
             }
         }
-        // Only the first sharer of each kind gets the words of all of its sharers.
+        // Only the first of the threads that share a kind gets the combination of all their words.
         const ControlWord own = all;
 #pragma unroll 1
         for (uint32_t i = 1; i < sharers; ++i) {
             const uint32_t other = (warp().index() + i) % platform::kWarpSize;
             all = combined(kind, all, platform::shuffle(own, other));
         }
-        // All threads have read the block's own words.
+        // Other threads may still read the block's own words, which lie where the results go.
         warp().sync();
         if (has_kind && sharer == 0) mem::store_plain(word_at(kind), all);
         exchange_ = (exchange_ + 1) % 4;
@@ -242,7 +243,7 @@ class OneWarp {
   private:
     static constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;
     static constexpr uint32_t kLeastSharers = platform::kWarpSize / kNumControlWords;
-    // A thread waits for so many at the same time.
+    // The most control words for which a thread waits at the same time.
     static constexpr uint32_t kMostAtOnce = 6;
 
     KCCL_DECODE ControlWord* word_at(uint32_t kind) const {
@@ -252,19 +253,20 @@ class OneWarp {
 
     ConsumerWarp<S>& consumer_;
     const uint32_t column_;
-    uint32_t exchange_;  // modulo 4: slots and tags repeat then
+    uint32_t exchange_;  // modulo 4, because slots and tags repeat every four exchanges
     uint32_t num_kinds_ = kNumControlWords;
 };
 
-// Returns where a block keeps, between two rounds, how many exchanges the columns had.
+// Returns where a block keeps its numbers of the columns' exchanges between two rounds: one word,
+// with two bits for each column, because slots and tags repeat every four exchanges.
 template <class S>
 KCCL_DECODE uint32_t* seat_exchanges_at(const DeviceComm& comm, const Task& task) {
     const uint64_t slot = Slots<S>::kSeatCounts + platform::block_in_grid();
     return reinterpret_cast<uint32_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
 }
 
-// Loads how many exchanges the columns had, and stores it at the end, two bits each. Called by the
-// block's first thread.
+// load_seat_exchanges() copies these numbers into shared memory at the beginning of a round.
+// store_seat_exchanges() writes them back at its end. Both are called by the block's first thread.
 template <class S>
 KCCL_DECODE void load_seat_exchanges(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     const uint32_t counts = mem::load_plain(seat_exchanges_at<S>(comm, task));

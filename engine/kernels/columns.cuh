@@ -42,9 +42,9 @@ struct Columns {
     static constexpr uint32_t kQueries = kGroups * kTogether * Shape<S>::kHeadsPerKv;
 };
 
-// Whether one thread of a warp polls alone at first (Waiter::await). Not with several columns where
-// a vector is so short that a thread has one float4 of it: there a kernel with one column has no
-// such scout either, and one more trip to the L2 cache takes longer (bench/LOG.md).
+// Whether one thread of a warp, the scout, polls alone at first (Waiter::await). A kernel with
+// several columns has no scouts if a thread has only one float4 of a vector. There the scout's
+// additional trip to the L2 cache would take longer than it saves (bench/LOG.md).
 template <class S>
 constexpr bool kScouts = S::kColumns == 1 || Shape<S>::OfResidual::kFloat4s > platform::kWarpSize;
 

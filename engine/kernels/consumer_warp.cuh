@@ -183,7 +183,7 @@ class ConsumerWarp {
         stamp(kKcclDecodeBegan);
     }
 
-    // Begins the next part of an op, in the warp's other area; if there is none, when all is read.
+    // Begins the next part of an op in the other area, or waits until all have read the only one.
     KCCL_DECODE void next_area() {
         op_ ^= 1u;
         if constexpr (kAreas<S> == 1) (void)meet();

@@ -29,8 +29,8 @@ namespace kccl::decode {
 template <class S>
 constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSize;
 
-// The registers of a thread of the producer warp and of those beside it. That of a mixture keeps
-// more between two stages, and a value that it spills costs time in each.
+// How many registers a thread has in the producer warp and in the warps beside it. A mixture's
+// producer keeps more values between two stages, and a spilled value costs time in each stage.
 template <class S>
 constexpr uint32_t kRegistersOfProducer = S::kHasExperts ? 80 : kRegistersOfOthers;
 

@@ -185,8 +185,8 @@ struct Slots {
     static constexpr uint32_t kHaveMeans =
         kMeans + (S::kMostColumns > 1 ? S::kMostColumns * kVector : 0);
     // With seats, each column has exchanges of sampling of its own (choosers.cuh):
-    // [column][exchange % 2][kind][rank][block], and behind them [block], plain float4s: how many
-    // exchanges the columns had, as the block has counted them.
+    // [column][exchange % 2][kind][rank][block], and behind them [block], plain float4s: the
+    // block's numbers of the columns' exchanges.
     static constexpr uint32_t kSeatWords = kHaveMeans + (S::kMostColumns > 1 ? S::kBlocks : 0);
     static constexpr uint32_t kSeatCounts =
         kSeatWords + (S::kMostSeats > 1 ? S::kMostSeats * (kMeetings - kControlWords) : 0);

@@ -68,10 +68,10 @@ KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::ExpertDown;
     constexpr uint32_t kOfPlace = M::kEach * kTileFloat4s, kAll = M::kFloat4s * M::kLanes;
     constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
-    // A thread has so many of them that it gets a few at a time, which takes less time than all at
-    // once (bench/LOG.md).
+    // A thread gets four float4s at a time. To get all of them at once takes longer (bench/LOG.md).
     constexpr uint32_t kAtOnce = least_of(kEach, 4);
-    // Where a warp has whole float4s of a place for each thread, the compiler knows their places.
+    // If the float4s of a place (a chosen expert) are a multiple of the warp's threads, all threads
+    // have the same place in a turn, which is known when the kernel is compiled.
     constexpr uint32_t kTurns = kOfPlace / platform::kWarpSize;
     constexpr bool kAreWhole = kOfPlace % platform::kWarpSize == 0;
     struct At {

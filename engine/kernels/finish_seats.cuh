@@ -25,8 +25,8 @@ KCCL_DECODE void ask_hosts(ConsumerWarp<S>& consumer) {
                      control_word_of(Ending{{0, -1, is_bad}, is_cancelled, ends_round}).small);
 }
 
-// Publishes the block's control words of all columns, each by a thread of warp 0. All warps have
-// met. Block 0 waits for masks before.
+// Publishes the block's control words of all columns, each by a thread of warp 0. Block 0 first
+// waits for masks (await_masks). All warps must have met.
 template <class S>
 KCCL_DECODE void publish_seats(ConsumerWarp<S>& consumer, [[maybe_unused]] uint32_t turn) {
     const uint32_t column = consumer.thread();
@@ -122,7 +122,7 @@ KCCL_DECODE bool finish_seats(ConsumerWarp<S>& consumer, uint32_t turn, const Be
         judge(consumer, turn, all, chosen, column, 0);
     }
     consumer.stamp(kKcclDecodeMultiplied);
-    // Fails if a choice did: meet() tells all warps of a failed wait.
+    // If a warp's wait has failed in its choice, meet() returns false in all warps.
     if (!consumer.meet()) return false;
     for (uint32_t column = 0; column < consumer.num_columns(); ++column) {
         if (mem::load_plain(&shared.verdicts[column]) != kKcclEngineGoesOn) {

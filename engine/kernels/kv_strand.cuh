@@ -76,9 +76,9 @@ struct CacheTile {
 // The maximum and the weight (Partial) of a query over the tiles so far. Four neighbouring threads
 // have a query, each of them the scores of four positions of a tile.
 struct ScoresSoFar {
-    // Adds the scores of a tile, those of positions that the query does not see being kNoPositions.
-    // They become weights. Returns by what the sums so far are to be multiplied. Called by all
-    // threads of the warp.
+    // Adds the scores of a tile, and replaces them by weights. Scores of positions that the query
+    // does not see must be kNoPositions. Returns the factor by which the caller must multiply its
+    // sums so far. Called by all threads of the warp.
     KCCL_DECODE float add(Float4& scores) {
         const float peak =
             rounded(over_tile(scores, [](float a, float b) { return a < b ? b : a; }));

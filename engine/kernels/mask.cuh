@@ -74,12 +74,13 @@ KCCL_DECODE bool await_mask(ConsumerWarp<S>& consumer, uint32_t position) {
     return platform::warp_any(is_cancelled);
 }
 
-// With seats: so long a token step waits for masks. Most take the host less than a token step.
+// With seats: the nanoseconds for which a token step waits for masks. The host makes most masks in
+// less than a token step.
 constexpr uint64_t kMaskPatienceNs = 1000000;
 
-// With seats: waits a while until the host has written the masks of a token step, each thread for
-// that of a column. Called by all threads of a warp. Returns what the thread's column lacks, or
-// whether its request was cancelled, as bits of a control word.
+// With seats: waits, at most kMaskPatienceNs, until the host has written the masks of a token step.
+// Each thread waits for the mask of one column. Returns 0, kLacksMask, or kIsCancelled for the
+// thread's column: bits of a control word. Called by all threads of a warp.
 template <class S>
 KCCL_DECODE uint32_t await_masks(ConsumerWarp<S>& consumer, uint32_t turn) {
     const bool is_used = consumer.thread() < consumer.num_columns();

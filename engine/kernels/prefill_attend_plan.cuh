@@ -7,12 +7,12 @@
 
 namespace kccl::decode {
 
-// Whether a chunk's queries are rows of the matrix unit. Threads of more warps have too few
-// registers, and so have those of kernels for longer chunks: these were slower so (bench/LOG.md).
+// Whether a chunk's queries are rows of the matrix unit. With more warps, or longer chunks, threads
+// have too few registers for that, and attention was slower (bench/LOG.md).
 template <class S>
 constexpr bool kAttendsByQueries = QueryMma::kIsThere && S::kChunkWarps <= 8 && S::kChunk <= 64;
 
-// Names the unit only when the model is known: a target may have none.
+// Names the unit by a template, so that its members are looked up only where the target has them.
 template <class S>
 struct QueryUnit {
     using Type = QueryMma;
@@ -48,8 +48,8 @@ struct TilePlan {
         while (splits << levels < S::kKvStrands) ++levels;
         return most_of(levels * kOfThread * platform::kWarpSize, kQueries * kOfQuery);
     }
-    // Returns the sharing that takes the least time, as far as it is known here, and fits. Of equal
-    // ones it is that with the most groups, which read tiles together.
+    // Returns the sharing that is estimated to take the least time, of those that fit. Of equal
+    // ones it returns the one with the most groups, because groups read tiles together.
     KCCL_CONSTEXPR static Sharing sharing() {
         constexpr uint32_t kAll = ceil_div(C::kNum * Dims::kHeadsPerKv, kQueries);
         constexpr uint32_t kHeads = Dims::kLanesPerGroup * S::kKvHeads;

@@ -104,9 +104,10 @@ KCCL_DECODE void attend_by_tiles(PrefillConsumer<S>& consumer, const PromptChunk
     const uint32_t num = TileAttention<S>::num_items(chunk);
     const uint32_t block = consumer.block_in_group();
     for (uint32_t first = 0; first < num; first += kBlocks) {
-        // The results of the last work item have been read.
+        // Other warps may still read the results of the last work item.
         if (first != 0) consumer.meet();
-        // Later positions see more. So a block's turns have opposite directions.
+        // Work items of later positions see more keys. So every second turn gives them to the
+        // blocks in the opposite order.
         const uint32_t work_item = first + (first / kBlocks % 2 == 0 ? block : kBlocks - 1 - block);
         if (work_item >= num) continue;
         TileAttention<S> attention(consumer, chunk, layer, window, work_item);

@@ -90,9 +90,9 @@ class WarpOfQueries {
         float weights[kEach];
     };
 
-    // Returns the number of the split's KV strand whose turn is `leaf`: the bits of `leaf` in the
-    // opposite order choose among every kSplits-th strand. So the strands whose numbers differ most
-    // are neighbours, as in merge_all().
+    // Returns which of the split's KV strands is leaf number `leaf` of the tree: the bits of `leaf`
+    // in the opposite order choose among every kSplits-th strand. So the strands whose numbers
+    // differ most are neighbours, as in merge_all().
     KCCL_DECODE static uint32_t kv_strand_of(uint32_t split, uint32_t leaf) {
         uint32_t reversed = 0;
         KCCL_UNROLL
@@ -132,7 +132,8 @@ class WarpOfQueries {
         return cache_ + uint64_t{at} * Dims::kCacheTileBytes;
     }
 
-    // Begins to load the keys of tile `at`, if one of the queries sees it.
+    // Begins to load the keys of tile number `at` of the cache, if one of the warp's queries sees a
+    // position in it.
     KCCL_DECODE void ask_for_keys(uint32_t at) {
         if (at >= end_of_tiles()) return;
         asked_ = at;
@@ -174,7 +175,7 @@ class WarpOfQueries {
                 staged[i] = split<f16>(scores[i]);
                 is_scaled |= scales[i] != 1.0f;
             }
-            // The maximum is an integer, so it seldom grows. Sums of nothing need no scale.
+            // The maximum is an integer, so it seldom grows. Before the first tile sums are zero.
             if (at != first && platform::warp_any(is_scaled)) {
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kTiles; ++i) Unit::scale(sums[i], scales);

@@ -39,8 +39,8 @@ struct ChunkPlan {
     static constexpr uint32_t kRuns = kTiles / kRun;
     static constexpr uint32_t kVectors = Mma<typename M::Format::Operand>::kVectors;
     // Returns the number of parts into which a chunk's positions are cut. A warp multiplies a row
-    // tile with one part at a time. There are enough parts to give all warps work, and so many that
-    // a warp has registers for the sums of one. chunks.py has the same rule.
+    // tile by one part at a time. There are enough parts to give all warps work, and none is so
+    // long that a warp has too few registers for its sums. chunks.py has the same rule.
     KCCL_CONSTEXPR static uint32_t parts() {
         constexpr uint32_t kMostEach = 16;
         const uint32_t all = S::kChunk / kVectors;

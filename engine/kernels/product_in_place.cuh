@@ -18,8 +18,8 @@ constexpr bool kIsInPlace =
 
 // A warp's pass through a product in format F. A part of a stage is so many steps, and lies in one
 // row tile and lane; or it has several, if its strips are short. Each part is loaded while the one
-// before it is multiplied. TURNS: how many multiplications the columns that the token step uses
-// take (Multiplier in product.cuh).
+// before it is multiplied. TURNS: how many times a tile is multiplied, because the matrix unit
+// takes some columns at a time (Multiplier in product.cuh).
 template <class F, class S, uint32_t TURNS>
 class InPlaceMultiplier {
   public:
@@ -122,7 +122,7 @@ class InPlaceMultiplier {
     static constexpr uint32_t kOfAll = part_of<true>(Products<S>{});
     static constexpr bool kHasLanes = F::kHasMinimums && F::kStripTiles == kLateTiles<F> &&
                                       kOfOne < kLeastPart && kOfAll > kOfOne;
-    // With several columns, too: the sums of all of them would have to be known.
+    // Kernels with several columns use ones, too: the sums of all columns would have to be made.
     static constexpr bool kKnowsSums = F::kHasMinimums && !kHasLanes && S::kColumns == 1;
     static constexpr uint32_t kPart = kHasLanes ? kOfAll : kOfOne;
     static constexpr uint32_t kStrips = kPart / F::kStripTiles;

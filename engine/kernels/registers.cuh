@@ -14,7 +14,7 @@ struct RegisterPlan {
     uint32_t of_others;
 };
 
-// The registers of a thread of the others, unless a kernel says otherwise.
+// How many registers a thread of the other warps keeps, unless a kernel asks for another number.
 constexpr uint32_t kRegistersOfOthers = 56;
 
 KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others,
@@ -29,8 +29,8 @@ KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others,
 }
 
 // Gives the calling warp its share of the registers, if the plan moves any. Called by all threads
-// of the block. computes: whether the warp is one of the computing ones. OF_OTHERS: the registers
-// of a thread of the others.
+// of the block. computes: whether the warp is one of the COMPUTING warps. OF_OTHERS: how many
+// registers a thread of the other warps keeps.
 template <uint32_t COMPUTING, uint32_t OTHERS, uint32_t OF_OTHERS = kRegistersOfOthers>
 KCCL_DECODE void take_share(bool computes) {
     constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS, OF_OTHERS);

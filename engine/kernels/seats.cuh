@@ -1,8 +1,8 @@
 // Seats: a kernel with S::kHasSeats runs up to S::kColumns requests at the same time, one in each
 // column. A launch is a round: its requests are the same from its first token step to its last one,
 // and each token step runs one position of each of them. When a request ends, or when the host asks
-// for it, the round ends. Requests join and leave between rounds. So does the round end when a
-// request with a grammar has no mask yet: it is left out until it has it (mask.cuh).
+// for it, the round ends. Requests join and leave between rounds. A round also ends when a request
+// with a grammar has no mask yet. Rounds leave that request out until it has its mask (mask.cuh).
 //
 // A request's position does not depend on the others', nor does its slot of the KV cache, nor how
 // its tokens are chosen. All this is in a task of its own (Task.seats). Because a column's bits do

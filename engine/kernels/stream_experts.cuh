@@ -183,8 +183,8 @@ class MixtureStream {
         if (task_.only_reads != 0 || GateUp::tiles_of(block).num + Down::tiles_of(block).num == 0) {
             return true;
         }
-        // The hardware may suspend the warp meanwhile. So it takes no instructions from warp 0,
-        // which chooses.
+        // The hardware may suspend the warp meanwhile, so that warp 0, which makes the choice, can
+        // issue more instructions.
         while (platform::warp_any(!mem::has_completed(&shared_.has_chosen, chosen_parity_))) {
             if (have_ended()) return false;
         }

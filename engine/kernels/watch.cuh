@@ -23,8 +23,9 @@ KCCL_DECODE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t
     return reinterpret_cast<uint64_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
 }
 
-// Whether one thread of a warp may poll alone at first (Waiter::await). Not in a Laneformer whose
-// weights have scales, which takes less time without (bench/LOG.md).
+// Whether one thread of a warp, the scout, may poll alone at first (Waiter::await). A Laneformer
+// whose weights have scales takes less time without scouts (bench/LOG.md). kScouts in columns.cuh
+// decides by the columns.
 template <class S>
 constexpr bool kMayScout =
     S::kWeightsInRegisters || S::kNumResiduals == 1 || !kHasScales<typename Shape<S>::Qkv::Format>;
@@ -53,10 +54,10 @@ class Waiter {
                            IsOver is_over, bool may_scout = true) {
         static_assert(N <= 32, "a bit for each float4");
         mem::Packet packets[N];
-        // Set, though each packet is loaded before it is used: loads are conditional, and where a
-        // packet may seem to have an older value, its registers are kept through all other ops, and
-        // what these need is spilled (bench/LOG.md). Where weights are in registers, a write to one
-        // of these might wait for loads of weights.
+        // Each packet is loaded before it is used, but under a condition. Without this assignment
+        // the compiler assumes that its value comes from an earlier op. It keeps the registers of
+        // all packets through the ops between, and spills others (bench/LOG.md). With weights in
+        // registers the assignment might wait for loads of weights.
         if constexpr (!S::kWeightsInRegisters) {
             for (auto& packet : packets) packet = {};
         }

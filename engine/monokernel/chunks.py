@@ -24,7 +24,7 @@ _MOST_OF_SHARED_IN_MIXTURE = 0.7
 # that the sizes below leave out, with some to spare (kernels/mma.cuh, kernels/prefill_shape.cuh).
 _SUMS_BYTES, _BARRIER_BYTES, _LINE_BYTES, _OTHER_BYTES = 128, 8, 16, 2048
 
-# The most multiplications with a tile of a product whose sums a warp holds.
+# A warp has registers for the sums of at most so many multiplications by a tile of weights.
 _MOST_EACH = 16
 
 
@@ -70,7 +70,7 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
 
 def chunk_parts(tiles: int, vectors: int, warps: int) -> int:
     """Returns the number of parts into which prefill cuts the positions of a chunk, so that each of
-    a block's warps has work, and registers for its sums: ChunkPlan::parts in
+    a block's warps has work and enough registers for its sums: ChunkPlan::parts in
     kernels/prefill_shape.cuh.
 
     Args:
@@ -113,7 +113,7 @@ def fitted_to_memory(
 
 
 def _shorter(kind: Kind) -> Iterator[Kind]:
-    """Yields the kind with its chunk, and with half of it, until a chunk has one multiplication."""
+    """Yields the kind with chunks of half the length each time, down to one multiplication's."""
     while kind.chunk >= kind.vectors:
         yield kind
         chunk = kind.chunk // 2

@@ -84,7 +84,7 @@ def test_every_op_is_the_references(case):
     assert max(each.relative for each in differences) < tolerance
 
 
-# What an odd model has, an even one has too.
+# `make test` runs these: an odd size needs whatever an even one needs.
 ODD = ("odd laneformer", "vocab parallel", "odd llama", "odd biases", "odd experts")
 
 

@@ -1,7 +1,7 @@
-"""Matrices that stay in MXFP4 in PyTorch, so that the experts of a large mixture fit into a GPU.
+"""Keeps matrices in MXFP4 in PyTorch, so that the experts of a large mixture fit into one GPU.
 
-The numbers become floats where they are multiplied. torch.compile makes one loop of that and the
-product, which reads 4.25 bits a weight.
+A product converts the weights to floats. torch.compile makes one loop of the conversion and the
+product, so a product reads 4.25 bits a weight.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The exponent and the mantissa of e2m1, in the place of FP16's lowest exponent bits and highest
-# mantissa bit, make 2^-14 times the number. Scales make up for that.
+# A number of e2m1 becomes FP16 by shifts: its exponent goes to FP16's lowest exponent bits, and its
+# mantissa to FP16's highest mantissa bit. The result is 2^-14 times the number, so scales are
+# multiplied by 2^14.
 _SIGN_TO, _REST_TO, _EXPONENT = 12, 9, 14
 _HALF, _FP32_AT = 16, 23
 

@@ -9,7 +9,7 @@ KCCL_DECODE uint32_t times_pair(uint32_t a, uint32_t b) {
     return product;
 }
 
-// Bytes of a word take one instruction: compilers would take two.
+// This takes one instruction. Compilers make two of shifts and masks.
 KCCL_DECODE uint32_t even_bytes_up(uint32_t word) { return __byte_perm(word, 0, 0x2404); }
 
 }  // namespace kccl::decode
