@@ -189,6 +189,7 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
 
     add("v_mov_b32", unary<[](U a) { return a; }>);
     add("v_not_b32", unary<[](U a) { return ~a; }>);
+    add("v_accvgpr_mov_b32", unary<[](U a) { return a; }>);
     add("v_accvgpr_read_b32", unary<[](U a) { return a; }>);
     add("v_accvgpr_write_b32", unary<[](U a) { return a; }>);
     add("v_bfrev_b32", unary<reversed>);
