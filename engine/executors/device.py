@@ -91,7 +91,7 @@ class DeviceExecutor:
         self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
         self._columns = self._kernels.columns_for(drafts)
         self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
-        self._passes = 0  # the number of chunks that all earlier prefills ran
+        self._passes = 0  # the number of passes that all earlier prefills ran
         self.drafts = OFF
         self._is_running = self._makes_tokens = self._is_closed = False
         self._work = Work()
@@ -374,7 +374,7 @@ class DeviceExecutor:
         prefill = structs.split_off_prefill(self._task, self._tuning, self._passes)
         # All ranks count alike: they run the same requests, and none follows a failed one.
         if prefill is not None:
-            self._passes += -(-(prefill.num_ids - prefill.start) // self._tuning.chunk)
+            self._passes += structs.num_passes(prefill, self._tuning)
         return prefill
 
     def _copy_beginning(self, place: Place) -> None:

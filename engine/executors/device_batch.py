@@ -289,7 +289,7 @@ class BatchedDevice(DeviceExecutor):
         """Runs a request's ids that the cache does not have, but for the last one."""
         prefill = structs.split_off_prefill(task, self._tuning, self._passes)
         if prefill is not None:
-            self._passes += -(-(prefill.num_ids - prefill.start) // self._tuning.chunk)
+            self._passes += structs.num_passes(prefill, self._tuning)
             self._grids.prefill(prefill)
         elif task.start < task.num_ids - 1:
             # Prompts run one position at a time, by the usual kernel.

@@ -1,5 +1,5 @@
-// Prefill: one launch fills the KV cache with a request's positions from Task.start on, S::kChunk
-// at a time. The host leaves the request's last id out of this kernel's Task.num_ids. The decode
+// Prefill: one launch fills the KV cache with a request's positions from Task.start on, in passes
+// of up to kPassPositions (prefill_shape.cuh). The host leaves the request's last id out of this kernel's Task.num_ids. The decode
 // kernel, which is launched next, runs that id and all later ones, because only it has the head.
 // The cache gets the same bits as from decode.
 //
@@ -9,9 +9,9 @@
 //
 // Launched on every rank, with S::kBlocks blocks of S::kChunkWarps + S::kChunkOthers warps, all
 // resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.token_step is the
-// number of chunks of all earlier prefills.
+// number of passes of all earlier prefills.
 //
-// If a host cancels the request, all ranks end prefill after the same chunk. The decode kernel then
+// If a host cancels the request, all ranks end prefill after the same pass. The decode kernel then
 // ends the request after one more position.
 #pragma once
 
@@ -56,16 +56,22 @@ struct ConsumerOfChunk {
                 make_scales(consumer);
                 finish<OP>(layer, Step::kHalf);
             }
-            multiply_chunk<MatrixOf<S, kOp.product>>(consumer, kOp.product, layer);
-            consumer.meet();
-            prefetch_next<OP>(layer);
             if constexpr (kOp.gives == V::kResidual) {
-                return add_to_residual<OP>(consumer, chunk, layer) ? Walk::kGoesOn : Walk::kFailed;
+                ModuleEnd<OP, S> end(consumer, chunk, layer);
+                if (!multiply<OP>(layer, [&](const Cut& tiles, bool) { return end.add(tiles); })) {
+                    return Walk::kFailed;
+                }
+                end.announce();
+                return Walk::kGoesOn;
             } else {
-                if (!consumer.is_ready()) return Walk::kFailed;
-                if constexpr (kOp.gives == V::kHeads) finish_qkv(consumer, layer);
-                if constexpr (kOp.gives == V::kRouted) finish_router_chunk(consumer, layer);
-                if constexpr (kOp.gives == V::kActs) finish_acts(consumer, layer);
+                const bool is_done = multiply<OP>(layer, [&](const Cut& tiles, bool is_first) {
+                    if (is_first && !consumer.is_ready()) return false;
+                    if constexpr (kOp.gives == V::kHeads) finish_qkv(consumer, layer, tiles);
+                    if constexpr (kOp.gives == V::kRouted) finish_router_chunk(consumer, layer);
+                    if constexpr (kOp.gives == V::kActs) finish_acts(consumer, layer, tiles);
+                    return true;
+                });
+                if (!is_done) return Walk::kFailed;
                 finish<OP>(layer, Step::kDone);
                 return Walk::kGoesOn;
             }
@@ -73,6 +79,30 @@ struct ConsumerOfChunk {
     }
 
   private:
+    // Runs the product of op OP, a round at a time. finish(tiles, is_first) finishes the rows of a
+    // round. It returns false if the producer warp has given up; then this returns false, too.
+    template <uint32_t OP, class Finish>
+    KCCL_DECODE bool multiply(uint32_t layer, Finish finish) {
+        constexpr auto kProduct = S::kLayer[OP].product;
+        using M = MatrixOf<S, kProduct>;
+        constexpr uint32_t kRound = ChunkPlan<S, M>::kTilesOfRound;
+        const Cut all = consumer.template tiles<M>();
+        ChunkMultiplier<M, S> multiplier(consumer, kProduct, layer);
+        for (uint32_t before = 0;;) {
+            const Cut tiles = {all.first + before,
+                               kHasCrews<S> ? least_of(all.num - before, kRound) : all.num};
+            multiplier.run(tiles);
+            consumer.meet();
+            const bool is_first = !kHasCrews<S> || before == 0;
+            before += kRound;
+            const bool is_last = !kHasCrews<S> || before >= all.num;
+            if (is_last) prefetch_next<OP>(layer);
+            if (!finish(tiles, is_first)) return false;
+            if (is_last) return true;
+            consumer.meet();
+        }
+    }
+
     // Runs a product of experts. What they give is sent to all ranks, if there are several.
     template <uint32_t OP>
     KCCL_DECODE Walk run_experts(uint32_t layer) {
@@ -120,10 +150,13 @@ struct ConsumerOfChunk {
 template <class S>
 KCCL_DECODE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     if (!consumer.is_ready()) return false;
-    embed_chunk(consumer, chunk);
-    consumer.finish(ChunkLayout<S>::embedded_in(chunk.number), false);
+    const bool is_busy = !kHasCrews<S> || chunk.num != 0;
+    if (is_busy) {
+        embed_chunk(consumer, chunk);
+        consumer.finish(ChunkLayout<S>::embedded_in(chunk.number), false);
+    }
     ConsumerOfChunk<S> role = {consumer, chunk};
-    for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
+    for (uint32_t layer = 0; is_busy && layer < S::kNumLayers; ++layer) {
         const Walk walk = walk_layer<S>(role, layer);
         if (walk == Walk::kFailed) return false;
         if (walk == Walk::kIsOver) break;
@@ -148,7 +181,7 @@ struct ProducerOfChunk {
     template <uint32_t OP>
     KCCL_DECODE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
-        producer.await_lane_group(C::template number_before<OP>(chunk, layer));
+        producer.await_crew(C::template number_before<OP>(chunk, layer));
         if constexpr (kOp.product == Product<S>::kNone) {
             if (!producer.let_go()) return Walk::kFailed;
             if (layer + 1 == S::kNumLayers) return Walk::kIsOver;
@@ -158,7 +191,7 @@ struct ProducerOfChunk {
         } else if constexpr (is_one_of<that_have_experts<S>()>(kOp.product)) {
             if (!producer.let_go()) return Walk::kFailed;
             if constexpr (kOp.gives == V::kActs) return Walk::kGoesOn;
-            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));
+            producer.await_crew(C::number_of(chunk, layer, OP, Step::kHalf));
             if (!producer.let_go()) return Walk::kFailed;
             if constexpr (S::kWorldSize > 1) {
                 producer.await_row(C::number_of(chunk, layer, OP, Step::kSent));
@@ -169,10 +202,14 @@ struct ProducerOfChunk {
             using M = MatrixOf<S, kOp.product>;
             if (!producer.let_go()) return Walk::kFailed;
             const uint32_t before = producer.lane_group() * C::QkvPlan::kTiles * C::kStripe;
-            producer.template copy<M>(C::kNormed + before,
-                                      M::tiles_of(producer.block_in_group()).num);
-            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));
-            return producer.let_go() ? Walk::kGoesOn : Walk::kFailed;
+            // Behind the first round the consumer warps need the scales.
+            const uint32_t num = producer.template tiles<M>().num;
+            const uint32_t first = least_of(num, ChunkPlan<S, M>::kTilesOfRound);
+            producer.template copy<M>(C::kNormed + before, first);
+            producer.await_crew(C::number_of(chunk, layer, OP, Step::kHalf));
+            if (!producer.let_go()) return Walk::kFailed;
+            if (kHasCrews<S>) producer.template copy<M>(C::kNormed + before, num - first);
+            return Walk::kGoesOn;
         } else {
             return add_up<OP>(layer);
         }
@@ -196,7 +233,7 @@ struct ProducerOfChunk {
         }
         if (!producer.let_go()) return Walk::kFailed;
         const uint32_t before = producer.first_lane_here() * ChunkPlan<S, M>::kTiles * C::kStripe;
-        producer.template copy<M>(kSlot + before, M::tiles_of(producer.block_in_group()).num);
+        producer.template copy<M>(kSlot + before, producer.template tiles<M>().num);
         if (!blocks<S>(rule)) return Walk::kGoesOn;
         producer.await_row(C::number_of(chunk, layer, OP, Step::kHalf));
         return producer.let_go() ? Walk::kGoesOn : Walk::kFailed;
@@ -206,12 +243,13 @@ struct ProducerOfChunk {
 // Runs the producer warp for a chunk: waits for other blocks, and copies vectors. Returns false if
 // a wait has failed, or if the request was cancelled in the chunk before.
 template <class S>
-KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
-    // Waits until all blocks of all ranks have ended the chunk before, because each chunk
-    // overwrites the vectors of the one before.
-    producer.await_all(ChunkLayout<S>::end_of(chunk - 1));
-    if (!producer.let_go(producer.was_given_up(chunk - 1))) return false;
-    ProducerOfChunk<S> role = {producer, chunk};
+KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, const PromptChunk& chunk) {
+    // Waits until all blocks of all ranks have ended the pass before, because each pass overwrites
+    // the vectors of the one before.
+    producer.await_all(ChunkLayout<S>::end_of(chunk.number - 1));
+    if (!producer.let_go(producer.was_given_up(chunk.number - 1))) return false;
+    if (kHasCrews<S> && chunk.num == 0) return true;
+    ProducerOfChunk<S> role = {producer, chunk.number};
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
         const Walk walk = walk_layer<S>(role, layer);
         if (walk == Walk::kFailed) return false;
@@ -222,19 +260,21 @@ KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
 
 // ---- The kernel ---------------------------------------------------------------------------------
 
-// Returns how many chunks a request's prefill has.
+// Returns how many passes a request's prefill has. The host counts in the same way
+// (engine/monokernel/task.py).
 template <class S>
-KCCL_DECODE uint32_t num_chunks(const Task& task) {
-    return ceil_div(task.num_ids - task.start, S::kChunk);
+KCCL_DECODE uint32_t num_passes(const Task& task) {
+    return ceil_div(task.num_ids - task.start, kPassPositions<S>);
 }
 
-// Calls run(chunk) for one chunk of the request after another, until it returns false.
+// Calls run(chunk) for the chunk of the warp's block in one pass of the request after another,
+// until it returns false.
 template <class S, class Run>
-KCCL_DECODE void for_each_chunk(const Task& task, Run run) {
-    PromptChunk chunk = {task.token_step, task.start, 0};
-    for (; chunk.first < task.num_ids; ++chunk.number, chunk.first += S::kChunk) {
-        const uint32_t left = task.num_ids - chunk.first;
-        chunk.num = left < S::kChunk ? left : S::kChunk;
+KCCL_DECODE void for_each_pass(PrefillWarp<S>& warp, Run run) {
+    uint32_t number = warp.task().token_step;
+    for (uint32_t first = warp.task().start; first < warp.task().num_ids;
+         first += kPassPositions<S>) {
+        const PromptChunk chunk = warp.join(number++, first);
         if (!run(chunk)) return;
     }
 }
@@ -252,13 +292,13 @@ KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
     if (warp_index < S::kChunkWarps) {
         take_share<S::kChunkWarps, S::kChunkOthers>(true);
         PrefillConsumer<S> consumer(comm, task, shared);
-        for_each_chunk<S>(task,
-                          [&](const PromptChunk& chunk) { return compute_chunk(consumer, chunk); });
-        // The host has counted all chunks of this request, so the next request first waits for the
-        // end of the last of them. If the request was cancelled, that chunk has not run, and its
+        for_each_pass<S>(consumer,
+                         [&](const PromptChunk& chunk) { return compute_chunk(consumer, chunk); });
+        // The host has counted all passes of this request, so the next request first waits for the
+        // end of the last of them. If the request was cancelled, that pass has not run, and its
         // end is announced here.
         if (consumer.is_given_up()) {
-            consumer.finish(ChunkLayout<S>::end_of(task.token_step + num_chunks<S>(task) - 1),
+            consumer.finish(ChunkLayout<S>::end_of(task.token_step + num_passes<S>(task) - 1),
                             true);
         }
         return;
@@ -266,8 +306,8 @@ KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
     take_share<S::kChunkWarps, S::kChunkOthers>(false);
     if (warp_index == S::kChunkWarps) {
         PrefillProducer<S> producer(comm, task, shared);
-        for_each_chunk<S>(
-            task, [&](const PromptChunk& chunk) { return produce_chunk(producer, chunk.number); });
+        for_each_pass<S>(producer,
+                         [&](const PromptChunk& chunk) { return produce_chunk(producer, chunk); });
         producer.drain();
     }
 }

@@ -53,6 +53,7 @@ struct TilePlan {
     KCCL_CONSTEXPR static Sharing sharing() {
         constexpr uint32_t kAll = ceil_div(C::kNum * Dims::kHeadsPerKv, kQueries);
         constexpr uint32_t kHeads = Dims::kLanesPerGroup * S::kKvHeads;
+        constexpr uint32_t kBlocks = Dims::kBlocksPerGroup / S::kCrews;
         constexpr uint64_t kRoom =
             sizeof(Float4) * C::kTotals + sizeof(VectorRing<S>::stage) - kKcclLineBytes;
         Sharing best = {0, 0};
@@ -63,7 +64,7 @@ struct TilePlan {
             while (groups * each > kRoom) --groups;
             if (groups == 0) continue;
             const uint32_t items = kHeads * ceil_div(kAll, groups);
-            const uint32_t time = ceil_div(items, Dims::kBlocksPerGroup) * (S::kKvStrands / splits);
+            const uint32_t time = ceil_div(items, kBlocks) * (S::kKvStrands / splits);
             if (best.groups != 0 && time >= least) continue;
             best = {splits, groups};
             least = time;

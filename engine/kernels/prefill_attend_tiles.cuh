@@ -100,15 +100,15 @@ class TileAttention {
 template <class S>
 KCCL_DECODE void attend_by_tiles(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                                  uint32_t layer, uint32_t window) {
-    constexpr uint32_t kBlocks = Shape<S>::kBlocksPerGroup;
+    const uint32_t blocks = consumer.crew_blocks();
     const uint32_t num = TileAttention<S>::num_items(chunk);
-    const uint32_t block = consumer.block_in_group();
-    for (uint32_t first = 0; first < num; first += kBlocks) {
+    const uint32_t block = consumer.block_in_crew();
+    for (uint32_t first = 0; first < num; first += blocks) {
         // Other warps may still read the results of the last work item.
         if (first != 0) consumer.meet();
         // Work items of later positions see more keys. So every second turn gives them to the
         // blocks in the opposite order.
-        const uint32_t work_item = first + (first / kBlocks % 2 == 0 ? block : kBlocks - 1 - block);
+        const uint32_t work_item = first + (first / blocks % 2 == 0 ? block : blocks - 1 - block);
         if (work_item >= num) continue;
         TileAttention<S> attention(consumer, chunk, layer, window, work_item);
         attention.run();

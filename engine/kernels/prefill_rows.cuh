@@ -5,7 +5,6 @@
 
 #include "gate_up.cuh"
 #include "prefill_attend.cuh"
-#include "residual.cuh"
 
 namespace kccl::decode {
 
@@ -82,7 +81,7 @@ KCCL_DECODE Float4* residual_at(PrefillConsumer<S>& consumer, uint32_t index4, u
 // ids. The slots of positions behind the prompt's last one get zeros.
 template <class S>
 KCCL_DECODE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
-    const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
+    const Cut tiles = consumer.template tiles<typename Shape<S>::Out>();
     const auto* const ids = reinterpret_cast<const int32_t*>(consumer.task().ids) + chunk.first;
     for_each_row(
         consumer, tiles.num, kTileFloat4s, [&](uint32_t tile, uint32_t number, uint32_t i) {
@@ -104,13 +103,11 @@ template <class S>
 KCCL_DECODE void make_scales(PrefillConsumer<S>& consumer) {
     using M = typename Shape<S>::Qkv;
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
-    constexpr uint32_t kStride = Shape<S>::kBlocksPerGroup;
-    const uint32_t num = consumer.block_in_group() < S::kChunk
-                             ? ceil_div(S::kChunk - consumer.block_in_group(), kStride)
-                             : 0;
+    const uint32_t stride = consumer.crew_blocks(), first = consumer.block_in_crew();
+    const uint32_t num = first < S::kChunk ? ceil_div(S::kChunk - first, stride) : 0;
     auto& squares_of = consumer.shared().squares;
     for (uint32_t job = consumer.warp_index(); job < num * S::kWarps; job += S::kChunkWarps) {
-        const uint32_t number = consumer.block_in_group() + job / S::kWarps * kStride;
+        const uint32_t number = first + job / S::kWarps * stride;
         const uint32_t part = job % S::kWarps;
         float squares = 0;
         KCCL_UNROLL
@@ -130,7 +127,7 @@ KCCL_DECODE void make_scales(PrefillConsumer<S>& consumer) {
     auto* const scales = reinterpret_cast<float*>(consumer.here(ChunkLayout<S>::kScales)) +
                          consumer.lane_group() * S::kChunk;
     for (uint32_t i = consumer.index(); i < num; i += PrefillConsumer<S>::kThreads) {
-        const uint32_t number = consumer.block_in_group() + i * kStride;
+        const uint32_t number = first + i * stride;
         float squares = 0;
         for (uint32_t part = 0; part < S::kWarps; ++part) {
             squares += mem::load_plain(&squares_of[number][part]);
@@ -146,11 +143,11 @@ KCCL_DECODE float scale_of(PrefillConsumer<S>& consumer, uint32_t number) {
                            consumer.lane_group() * S::kChunk + number);
 }
 
+// Finishes the rows of a round of Qkv: writes queries, keys and values.
 template <class S>
-KCCL_DECODE void finish_qkv(PrefillConsumer<S>& consumer, uint32_t layer) {
+KCCL_DECODE void finish_qkv(PrefillConsumer<S>& consumer, uint32_t layer, const Cut& tiles) {
     using Dims = Shape<S>;
     constexpr uint32_t kTiles = Dims::kQkvRows / kTileRows;
-    const Cut tiles = Dims::Qkv::tiles_of(consumer.block_in_group());
     for_each_row(
         consumer, tiles.num, kTileFloat4s, [&](uint32_t tile, uint32_t number, uint32_t i) {
             const uint32_t index4 = (tiles.first + tile) * kTileFloat4s + i;
@@ -164,10 +161,10 @@ KCCL_DECODE void finish_qkv(PrefillConsumer<S>& consumer, uint32_t layer) {
         });
 }
 
+// Finishes the rows of a round of GateUp: writes the MLP's hidden vectors.
 template <class S>
-KCCL_DECODE void finish_acts(PrefillConsumer<S>& consumer, uint32_t layer) {
+KCCL_DECODE void finish_acts(PrefillConsumer<S>& consumer, uint32_t layer, const Cut& tiles) {
     using C = ChunkLayout<S>;
-    const Cut tiles = Shape<S>::GateUp::tiles_of(consumer.block_in_group());
     constexpr uint32_t kFloat4s = kTileFloat4s / 2, kLane = Slots<S>::kFfnFloat4s;
     for_each_row(consumer, tiles.num, kFloat4s, [&](uint32_t tile, uint32_t number, uint32_t i) {
         const float inverse = scale_of(consumer, number);
@@ -187,7 +184,7 @@ template <class S>
 KCCL_DECODE auto* message_at(PrefillConsumer<S>& consumer, int rank, uint32_t index) {
     using Type = typename ChunkLayout<S>::Sent::Type;
     return reinterpret_cast<Type*>(consumer.in_exchange_buffer(rank, ChunkLayout<S>::kMessages)) +
-           index;
+           uint64_t{consumer.crew()} * ChunkLayout<S>::kNumMessages + index;
 }
 
 // Returns the sum of the float4s of all lanes, from the first lane to the last. Those of the lane
@@ -252,13 +249,12 @@ KCCL_DECODE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>&
     return add_lanes<S>(float4s, own, consumer.first_lane(), leaves_own);
 }
 
-// Sends a module's sums in shared().totals to all ranks: stores them as messages in their exchange
-// buffers. finish() announces them later.
+// Sends a module's sums of some row tiles, in shared().totals, to all ranks: stores them as messages
+// in their exchange buffers. finish() announces them later.
 template <class S>
-KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module) {
+KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module, const Cut& tiles) {
     using C = ChunkLayout<S>;
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
-    const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
     for_each_row(
         consumer, tiles.num, kTileFloat4s, [&](uint32_t tile, uint32_t number, uint32_t i) {
             const uint32_t index4 = (tiles.first + tile) * kTileFloat4s + i;
@@ -284,14 +280,15 @@ struct Terms {
     Messages<S> landed;
 };
 
-// Adds a module's sums in shared().totals to the block's rows of the residual, and stages the new
-// residual for NEXT, the first product of the next module. If TAKES_MESSAGES, also adds the
-// messages of module `sent_by`.
+// Adds a module's sums of some row tiles, in shared().totals, to their rows of the residual, and
+// stages the new residual for NEXT, the first product of the next module. If TAKES_MESSAGES, also
+// adds the messages of module `sent_by`.
 template <bool TAKES_MESSAGES, auto NEXT, class S>
-KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool is_blocking,
-                             float own_scale, uint32_t sent_by) {
+KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, const Cut& tiles,
+                             bool is_blocking, float own_scale, uint32_t sent_by) {
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
-    const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
+    // Whether the product has added up all lanes (kAddsLanes).
+    constexpr bool kAreAdded = kHasCrews<S> && kLanes > 1;
     const auto load = [&](uint32_t tile, uint32_t number, uint32_t i) {
         const uint32_t index4 = (tiles.first + tile) * kTileFloat4s + i;
         Terms<S> terms = {mem::load_plain(residual_at(consumer, index4, number)),
@@ -304,7 +301,9 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
         const uint32_t index4 = (tiles.first + tile) * kTileFloat4s + i;
         Float4 x = terms.x;
         Float4 own[kLanes] = {};
-        if (is_blocking) {
+        if (kAreAdded) {
+            own[0] = total_of(consumer, tile, number, i);
+        } else if (is_blocking) {
             KCCL_UNROLL
             for (uint32_t lane = 0; lane < kLanes; ++lane) {
                 own[lane] = as_message<S>(total_of(consumer, tile * kLanes + lane, number, i));
@@ -315,7 +314,8 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
             for (int j = 0; j < 4; ++j) x.value[j] += own_scale * output.value[j];
         }
         if (TAKES_MESSAGES) {
-            Float4 landed = add_messages(consumer, terms.landed, own, !is_blocking);
+            Float4 landed = own[0];
+            if (!kAreAdded) landed = add_messages(consumer, terms.landed, own, !is_blocking);
             if (is_blocking) landed = plus_biases<S>(consumer.task(), module, index4, landed);
             KCCL_UNROLL
             for (int j = 0; j < 4; ++j) x.value[j] += landed.value[j];
@@ -345,33 +345,56 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
     }
 }
 
-// Adds the sums of the module that op OP ends, in shared().totals, to the residual, sends the
-// module's messages, and announces the op's steps. Called by all consumer warps. Returns false if
-// the producer warp has given up.
+// How the module that op OP ends adds its sums to the residual.
 template <uint32_t OP, class S>
-KCCL_DECODE bool add_to_residual(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
-                                 uint32_t layer) {
+class ModuleEnd {
+  public:
     using C = ChunkLayout<S>;
-    constexpr auto kNext = next_product<S>(OP + 1);
-    const uint32_t module = S::kNumModules * layer + module_of_op<S>(OP);
-    const Module rule = rule_of<S>(consumer.task(), module);
-    const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
-    const bool sends = kHasOthers<S> && (is_blocking || rule.sends != 0);
-    if (sends) send_messages(consumer, module);
-    if (blocks<S>(rule)) {
-        consumer.finish(C::number_of(chunk.number, layer, OP, Step::kHalf), true);
-        if (!consumer.is_ready()) return false;
+    static_assert(!kHasCrews<S> || !S::kHasBlocking || !kHasOthers<S>,
+                  "totals of a round are not kept until other lanes' messages are there");
+
+    KCCL_DECODE ModuleEnd(PrefillConsumer<S>& consumer, const PromptChunk& chunk, uint32_t layer)
+        : consumer_(consumer),
+          chunk_(chunk),
+          layer_(layer),
+          module_(S::kNumModules * layer + module_of_op<S>(OP)),
+          rule_(rule_of<S>(consumer.task(), module_)),
+          is_blocking_(S::kHasBlocking && rule_.is_blocking != 0),
+          sends_(kHasOthers<S> && (is_blocking_ || rule_.sends != 0)) {}
+
+    // Adds a round's sums in shared().totals to the residual, and sends the module's messages.
+    // Called by all consumer warps. Returns false if the producer warp has given up.
+    KCCL_DECODE bool add(const Cut& tiles) {
+        constexpr auto kNext = next_product<S>(OP + 1);
+        if (sends_) send_messages(consumer_, module_, tiles);
+        if (blocks<S>(rule_)) {
+            consumer_.finish(C::number_of(chunk_.number, layer_, OP, Step::kHalf), true);
+            if (!consumer_.is_ready()) return false;
+        }
+        if (is_blocking_) {
+            add_to_rows<true, kNext>(consumer_, module_, tiles, true, rule_.own_scale, module_);
+        } else if (S::kHasDelayed && rule_.receives >= 0) {
+            add_to_rows<true, kNext>(consumer_, module_, tiles, false, rule_.own_scale,
+                                     static_cast<uint32_t>(rule_.receives));
+        } else {
+            add_to_rows<false, kNext>(consumer_, module_, tiles, false, rule_.own_scale, 0);
+        }
+        return true;
     }
-    if (is_blocking) {
-        add_to_rows<true, kNext>(consumer, module, true, rule.own_scale, module);
-    } else if (S::kHasDelayed && rule.receives >= 0) {
-        add_to_rows<true, kNext>(consumer, module, false, rule.own_scale,
-                                 static_cast<uint32_t>(rule.receives));
-    } else {
-        add_to_rows<false, kNext>(consumer, module, false, rule.own_scale, 0);
+
+    // Announces the op's last step, when all rounds have been added.
+    KCCL_DECODE void announce() {
+        consumer_.finish(C::number_of(chunk_.number, layer_, OP, Step::kDone), sends_);
     }
-    consumer.finish(C::number_of(chunk.number, layer, OP, Step::kDone), sends);
-    return true;
-}
+
+  private:
+    PrefillConsumer<S>& consumer_;
+    const PromptChunk& chunk_;
+    const uint32_t layer_;
+    const uint32_t module_;  // counted over all layers
+    const Module rule_;
+    const bool is_blocking_;
+    const bool sends_;
+};
 
 }  // namespace kccl::decode

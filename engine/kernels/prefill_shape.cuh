@@ -1,5 +1,11 @@
-// Prefill runs a prompt kChunk positions at a time. This file has the sizes of such a chunk, the
-// slots of its vectors in the exchange buffer, and the steps that blocks announce to each other.
+// Prefill runs a prompt in passes of up to kCrews chunks of kChunk positions. This file has the
+// sizes of such a chunk, the slots of its vectors in the exchange buffer, and the steps that blocks
+// announce to each other.
+//
+// A crew is the blocks of a lane group that run a chunk. With several crews, the lane group's
+// blocks are cut into as many as a pass has chunks, and each crew has all rows of every product. So
+// weights are read from memory once a pass, and a block multiplies each vector that it reads by
+// many rows. Crews need nothing of each other but keys and values.
 //
 // A chunk's vectors lie as products read them: [16 elements][position][float4]. So the elements
 // that a tile of weights multiplies, those of all positions, lie in one contiguous piece of memory.
@@ -19,6 +25,9 @@ enum class Step : uint32_t {
     kDone,  // the block has written the op's output
     kNum,
 };
+
+template <class S>
+constexpr bool kHasCrews = S::kCrews > 1;
 
 // How the warps of a block multiply a chunk's vectors by a product's matrix M.
 template <class S, class M>
@@ -41,12 +50,14 @@ struct ChunkPlan {
     // Returns the number of parts into which a chunk's positions are cut. A warp multiplies a row
     // tile by one part at a time. There are enough parts to give all warps work, and none is so
     // long that a warp has too few registers for its sums. chunks.py has the same rule.
+    // With crews a block has many row tiles, and a warp multiplies several of them.
     KCCL_CONSTEXPR static uint32_t parts() {
-        constexpr uint32_t kMostEach = 16;
+        constexpr uint32_t kMostEach = kHasCrews<S> ? 8 : 16;
+        constexpr uint32_t kLeast = kHasCrews<S> ? 0 : S::kChunkWarps;
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;
         while (parts < all && (all % parts != 0 || all / parts > kMostEach ||
-                               M::kMostTiles * parts < S::kChunkWarps)) {
+                               M::kMostTiles * parts < kLeast)) {
             ++parts;
         }
         return parts;
@@ -55,6 +66,14 @@ struct ChunkPlan {
     // How many multiplications a warp makes with each tile: one for every kVectors positions of a
     // part.
     static constexpr uint32_t kEach = S::kChunk / kVectors / kParts;
+    // How many row tiles a warp multiplies at a time, by the same loaded vectors.
+    static constexpr uint32_t kRows = S::kChunkRows;
+    // The row tiles of a round: a block multiplies so many of its row tiles, finishes their rows,
+    // and goes on to the next ones. Without crews there is one round.
+    static_assert(!kHasCrews<S> || kParts <= S::kChunkWarps, "a round has row tiles");
+    static_assert(kHasCrews<S> || kRows == 1, "only crews have enough row tiles");
+    static constexpr uint32_t kTilesOfRound =
+        kHasCrews<S> ? S::kChunkWarps / kParts * kRows : M::kMostTiles;
 };
 
 // How four values of a message are stored: as FP32, or rounded to BF16 and packed into 64 bits.
@@ -138,11 +157,20 @@ struct ChunkLayout {
     // Returns the largest number of float4s of sums that a block has in one product, for all
     // positions.
     KCCL_CONSTEXPR static uint32_t most_totals() {
+        if (kHasCrews<S>) return QkvPlan::kTilesOfRound * kStripe;
         const uint32_t rows = most_of(Dims::Qkv::kMostTiles, Mlp::kMostTiles);
         const uint32_t lanes = most_of(Dims::Out::kMostTiles, Mlp::kMostLaneTiles);
         return most_of(rows, lanes * Dims::kLanesPerGroup) * kStripe;
     }
+    using QkvPlan = ChunkPlan<S, typename Dims::Qkv>;
+    using OutPlan = ChunkPlan<S, typename Dims::Out>;
     static constexpr uint32_t kTotals = most_totals();
+    // Returns where a float4 of four rows' sums lies among the totals. tile: the row tile and lane.
+    // The halves of a tile change places for two of four positions, so that threads of a warp
+    // (Mma::Lane::for_each_place) use different banks.
+    KCCL_CONSTEXPR static uint32_t total_at(uint32_t tile, uint32_t number, uint32_t index4) {
+        return (tile * kNum + number) * kTileFloat4s + (index4 ^ (number & 2u));
+    }
 
     // Returns how many positions attention multiplies together, each with all query heads of a KV
     // head.
@@ -163,8 +191,6 @@ struct ChunkLayout {
 
     // ---- Slots of the exchange buffer, behind those of decode, in float4s -----------------------
 
-    using QkvPlan = ChunkPlan<S, typename Dims::Qkv>;
-    using OutPlan = ChunkPlan<S, typename Dims::Out>;
     static constexpr uint32_t kHiddenFloat4s = S::kHidden / kTileRows * kStripe;
     static constexpr uint32_t kHeadsFloat4s = S::kHeads * Dims::kHeadFloat4s;
 
@@ -177,7 +203,7 @@ struct ChunkLayout {
     // are never cleared: any other number means 'not cancelled'. There are two rows because a rank
     // may write for one chunk while another still reads the row of the chunk before.
     static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
-    // [module][lane of all ranks][...], as Message::pack() stores them: a module's output of a
+    // [crew][module][lane of all ranks][...], as Message::pack() stores them: a module's output of a
     // lane, which other lanes add. Other ranks write these messages, so everything before them has
     // the same size on all ranks.
     using Sent = Message<S::kRoundsMessages>;
@@ -188,7 +214,8 @@ struct ChunkLayout {
     // again, each of its blocks has waited for the next layer's attention messages of the blocks
     // with its rows on all ranks. These send them after add_outputs().
     static constexpr uint32_t kOfFloat4 = sizeof(Float4) / sizeof(typename Sent::Type);
-    static constexpr uint32_t kOutputs = kMessages + kNumMessages / kOfFloat4;
+    static constexpr uint32_t kOutputs = kMessages + S::kCrews * (kNumMessages / kOfFloat4);
+    // From here on each crew has slots of its own. These are crew 0's.
     // kResidual, [lane group][...]: the residual. kNormed, likewise: the residual times the next
     // norm's weights, staged for the matrix unit.
     static constexpr uint32_t kResidual = kOutputs + Mlp::kNumOutputs / kOfFloat4;
@@ -209,7 +236,10 @@ struct ChunkLayout {
     // The MLP's slots: ChunkMlp.
     static constexpr uint32_t kMlp = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
     static constexpr uint32_t kActs = kMlp + Mlp::kActs;
-    static constexpr uint32_t kEnd = kMlp + Mlp::kEnd;
+    static constexpr uint32_t kOfCrew = kMlp + Mlp::kEnd - kResidual;
+    static constexpr uint32_t kEnd = kResidual + S::kCrews * kOfCrew;
+    static_assert(!kHasCrews<S> || !S::kHasExperts, "experts' products have no crews");
+    static_assert(S::kCrews <= Dims::kBlocksPerGroup, "a crew has blocks");
 
     // Returns where float4 `index4` of a vector lies for position `number` of the chunk, in float4s
     // from the beginning of the vector's slots.
@@ -239,7 +269,8 @@ struct ChunkLayout {
 
     // ---- Steps ----------------------------------------------------------------------------------
 
-    // Steps are numbered from 1, through all chunks of all requests. A layer has the steps of its
+    // Steps are numbered from 1, through all passes of all requests. All crews' chunks of a pass have
+    // its number. A layer has the steps of its
     // ops. Before them comes one step for the embedding, which only the first layer uses.
     static constexpr uint32_t kEach = static_cast<uint32_t>(Step::kNum);
     static constexpr uint32_t kOfLayer = S::kNumOps * kEach + 1;
@@ -279,7 +310,7 @@ struct BesideVectors {
     MeetingPlace met;
     mem::CopyBarrier ready;  // ends a phase when the producer warp lets the consumer warps go on
     uint32_t stops[2];       // a Stop for each parity of the phase of `ready`
-    // The sums of a product, [row tile][lane][position][row]. They come last, so that the ring's
+    // The sums of a round of a product, [row tile][lane][position][row] (ChunkLayout::total_at). They come last, so that the ring's
     // stages lie right behind them: see PrefillShared::partials().
     alignas(kKcclLineBytes) Float4 totals[ChunkLayout<S>::kTotals];
 };

@@ -18,11 +18,22 @@
 
 namespace kccl::decode {
 
-// A chunk: neighbouring positions of a prompt, which prefill runs together.
+// A chunk: neighbouring positions of a prompt, which a crew runs together (prefill_shape.cuh).
 struct PromptChunk {
-    uint32_t number;  // counts the chunks of all requests
+    uint32_t number;  // counts the passes of all requests
     uint32_t first;   // the first position
-    uint32_t num;     // how many positions: S::kChunk, in the last chunk perhaps fewer
+    uint32_t num;     // how many positions: S::kChunk, in the last chunk perhaps fewer; 0: the
+                      // block belongs to no crew of the pass
+};
+
+// The positions of a pass, in the last one perhaps fewer.
+template <class S>
+constexpr uint32_t kPassPositions = S::kChunk * S::kCrews;
+
+// The crews of a pass.
+struct Crews {
+    uint32_t num;
+    uint32_t blocks;  // of each crew, in each lane group
 };
 
 // The memory scope of what all ranks share.
@@ -53,7 +64,39 @@ class PrefillWarp {
     KCCL_DECODE Float4* in_exchange_buffer(int rank, uint32_t slot) const {
         return reinterpret_cast<Float4*>(task_.exchange_buffers[rank]) + slot;
     }
-    KCCL_DECODE Float4* here(uint32_t slot) const { return in_exchange_buffer(comm_.rank, slot); }
+    // Returns where a slot of the block's crew is: kResidual or one behind it.
+    KCCL_DECODE Float4* here(uint32_t slot) const {
+        return in_exchange_buffer(comm_.rank, slot + crew() * ChunkLayout<S>::kOfCrew);
+    }
+
+    // Begins a pass, which has the request's positions from `first` on. Returns the chunk of the
+    // block's crew.
+    KCCL_DECODE PromptChunk join(uint32_t number, uint32_t first) {
+        const uint32_t num = least_of(task_.num_ids - first, kPassPositions<S>);
+        if constexpr (!kHasCrews<S>) return {number, first, num};
+        const uint32_t crews = ceil_div(num, S::kChunk);
+        crews_ = {crews, Dims::kBlocksPerGroup / crews};
+        crew_ = block_in_group() / crews_.blocks;
+        const uint32_t before = crew_ * S::kChunk;
+        return {number, first + before, before < num ? least_of(num - before, S::kChunk) : 0};
+    }
+    // crew() returns the number of the block's crew, block_in_crew() the block's number in it, and
+    // crew_blocks() the number of the crew's blocks in this lane group.
+    KCCL_DECODE uint32_t crew() const { return kHasCrews<S> ? crew_ : 0; }
+    KCCL_DECODE uint32_t crew_blocks() const {
+        return kHasCrews<S> ? crews_.blocks : Dims::kBlocksPerGroup;
+    }
+    KCCL_DECODE uint32_t block_in_crew() const { return block_in_group() - crew() * crew_blocks(); }
+    // Returns the number of the lane group's blocks that belong to a crew of the pass.
+    KCCL_DECODE uint32_t num_busy() const {
+        return kHasCrews<S> ? crews_.num * crews_.blocks : Dims::kBlocksPerGroup;
+    }
+    // Returns which row tiles of a product the block has.
+    template <class M>
+    KCCL_DECODE Cut tiles() const {
+        if constexpr (!kHasCrews<S>) return M::tiles_of(block_in_group());
+        return cut(M::kTiles, block_in_crew(), crew_blocks());
+    }
     KCCL_DECODE uint32_t* done(int rank, uint32_t of_rank, uint32_t of_block) const {
         return reinterpret_cast<uint32_t*>(in_exchange_buffer(rank, ChunkLayout<S>::kDone)) +
                of_rank * S::kBlocks + of_block;
@@ -68,6 +111,8 @@ class PrefillWarp {
     const DeviceComm& comm_;
     const Task& task_;
     PrefillShared<S>& shared_;
+    Crews crews_ = {};
+    uint32_t crew_ = 0;
 };
 
 // A consumer warp, which computes.
@@ -174,12 +219,13 @@ class PrefillProducer : public PrefillWarp<S> {
     KCCL_DECODE PrefillProducer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : PrefillWarp<S>(comm, task, shared), vectors_(shared.ring, comm) {}
 
-    // Waits until all blocks of this block's lane group have done a step.
+    // Waits until all blocks of this block's crew have done a step.
+    KCCL_DECODE bool await_crew(uint32_t number) {
+        return await_blocks(number, this->crew() * this->crew_blocks(), this->crew_blocks());
+    }
+    // Waits until the blocks of all crews of this block's lane group have done a step.
     KCCL_DECODE bool await_lane_group(uint32_t number) {
-        const uint32_t lane_group = this->lane_group();
-        return await<mem::Scope::kDevice>(number, Dims::kBlocksPerGroup, [&](uint32_t i) {
-            return uint32_t(this->comm().rank) * S::kBlocks + Dims::block_of(lane_group, i);
-        });
+        return await_blocks(number, 0, this->num_busy());
     }
 
     // Waits until the blocks that have the same rows as this one, in all lane groups of all ranks,
@@ -220,17 +266,38 @@ class PrefillProducer : public PrefillWarp<S> {
     }
 
     // Copies a product's vectors from the exchange buffer through the ring to the consumer warps,
-    // as often as these multiply them (prefill_product.cuh). slot: of the vectors. num_tiles: how
-    // many row tiles of the product the block has.
+    // as often as these multiply them (prefill_product.cuh). slot: of the vectors. num_tiles: the
+    // row tiles of whole rounds, and perhaps of the last one.
     template <class M>
     KCCL_DECODE void copy(uint32_t slot, uint32_t num_tiles) {
+        constexpr uint32_t kRound = ChunkPlan<S, M>::kTilesOfRound;
+        mem::fence_copies();
+        if constexpr (!kHasCrews<S>) return copy_round<M>(slot, num_tiles);
+        for (uint32_t before = 0; before < num_tiles; before += kRound) {
+            copy_round<M>(slot, least_of(num_tiles - before, kRound));
+        }
+    }
+
+    KCCL_DECODE void drain() { vectors_.drain(); }
+
+  private:
+    // Waits until `num` blocks of this block's lane group have done a step.
+    KCCL_DECODE bool await_blocks(uint32_t number, uint32_t first, uint32_t num) {
+        const uint32_t lane_group = this->lane_group();
+        return await<mem::Scope::kDevice>(number, num, [&](uint32_t i) {
+            return uint32_t(this->comm().rank) * S::kBlocks + Dims::block_of(lane_group, first + i);
+        });
+    }
+
+    template <class M>
+    KCCL_DECODE void copy_round(uint32_t slot, uint32_t num_tiles) {
         using Plan = ChunkPlan<S, M>;
         constexpr uint32_t kBytes = Plan::kRun * ChunkLayout<S>::kStripe * sizeof(StagedFloat4);
-        mem::fence_copies();
+        const uint32_t num_items = ceil_div(num_tiles, Plan::kRows) * Plan::kParts;
         for (uint32_t lane = 0; lane < M::kLanes; ++lane) {
             const auto* const vector = reinterpret_cast<const uint8_t*>(this->here(slot)) +
                                        uint64_t{lane} * Plan::kRuns * kBytes;
-            for (uint32_t i = 0; i < num_tiles * Plan::kParts; i += S::kChunkWarps) {
+            for (uint32_t i = 0; i < num_items; i += S::kChunkWarps) {
                 for (uint32_t run = 0; run < Plan::kRuns; ++run) {
                     // Tries again until a stage is free. No timeout is needed, because the consumer
                     // warps take all copies.
@@ -242,9 +309,6 @@ class PrefillProducer : public PrefillWarp<S> {
         }
     }
 
-    KCCL_DECODE void drain() { vectors_.drain(); }
-
-  private:
     // Waits until `num` blocks have done a step. index_of(i) returns the number of the i-th of
     // them, counted over all ranks.
     template <mem::Scope SCOPE, class IndexOf>

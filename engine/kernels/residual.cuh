@@ -6,15 +6,17 @@
 
 namespace kccl::decode {
 
+// Returns a value of a module's output as other lanes get it.
+template <class S>
+KCCL_DECODE float as_message(float value) {
+    return S::kRoundsMessages ? Element<bf16>::widen(Element<bf16>::narrow(value))
+                              : untagged(value);
+}
 template <class S>
 KCCL_DECODE Float4 as_message(const Float4& four) {
     Float4 sent;
     KCCL_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        sent.value[i] = S::kRoundsMessages
-                            ? Element<bf16>::widen(Element<bf16>::narrow(four.value[i]))
-                            : untagged(four.value[i]);
-    }
+    for (int i = 0; i < 4; ++i) sent.value[i] = as_message<S>(four.value[i]);
     return sent;
 }
 

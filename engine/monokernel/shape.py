@@ -61,6 +61,9 @@ class Tuning:
         chunk_steps: The most steps of a stage of that ring. A step is 16 elements of all positions.
         chunk_shares: In a mixture of experts, the shares into which the positions of a chunk are
             cut for the experts' last product. A warp keeps the sums of one share.
+        crews: The most chunks of a pass (kernels/prefill_shape.cuh). The blocks of a residual run
+            them beside each other.
+        chunk_rows: The row tiles that a warp multiplies at a time. Only crews have several.
     """
 
     blocks: int
@@ -91,3 +94,5 @@ class Tuning:
     chunk_stages: int = 5
     chunk_steps: int = 6
     chunk_shares: int = 1
+    crews: int = 1
+    chunk_rows: int = 1

@@ -96,6 +96,8 @@ def source_of(
         "ChunkStages": tuning.chunk_stages,
         "ChunkSteps": tuning.chunk_steps,
         "ChunkShares": tuning.chunk_shares,
+        "Crews": tuning.crews,
+        "ChunkRows": tuning.chunk_rows,
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "LanesHere": len(program.lanes_of(rank, world_size)),

@@ -34,7 +34,7 @@ def split_off_prefill(task: Any, tuning: Tuning, passes: int) -> Any:
     Args:
         task: The request's KcclDecodeTask.
         tuning: The tuning of the rank's kernels.
-        passes: How many chunks all earlier requests had.
+        passes: How many passes all earlier requests had.
     """
     first, last = task.start, task.num_ids - 1
     if tuning.chunk == 1 or last - first < tuning.chunk_least:
@@ -43,6 +43,11 @@ def split_off_prefill(task: Any, tuning: Tuning, passes: int) -> Any:
     task.start = prefill.num_ids = last
     prefill.token_step = passes
     return prefill
+
+
+def num_passes(prefill: Any, tuning: Tuning) -> int:
+    """Returns how many passes a KcclDecodeTask of split_off_prefill() has."""
+    return -(-(prefill.num_ids - prefill.start) // (tuning.chunk * tuning.crews))
 
 
 def mailbox_at(address: int) -> Any:
