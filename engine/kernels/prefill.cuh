@@ -64,11 +64,13 @@ struct ConsumerOfChunk {
                 end.announce();
                 return Walk::kGoesOn;
             } else {
+                // NVRTC takes no member of kOp as a constant within the lambda.
+                constexpr auto kGives = kOp.gives;
                 const bool is_done = multiply<OP>(layer, [&](const Cut& tiles, bool is_first) {
                     if (is_first && !consumer.is_ready()) return false;
-                    if constexpr (kOp.gives == V::kHeads) finish_qkv(consumer, layer, tiles);
-                    if constexpr (kOp.gives == V::kRouted) finish_router_chunk(consumer, layer);
-                    if constexpr (kOp.gives == V::kActs) finish_acts(consumer, layer, tiles);
+                    if constexpr (kGives == V::kHeads) finish_qkv(consumer, layer, tiles);
+                    if constexpr (kGives == V::kRouted) finish_router_chunk(consumer, layer);
+                    if constexpr (kGives == V::kActs) finish_acts(consumer, layer, tiles);
                     return true;
                 });
                 if (!is_done) return Walk::kFailed;
