@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prefill_gate_up.cuh"
+#include "prefill_residual.cuh"
 
 namespace kccl::decode {
 

@@ -143,8 +143,9 @@ class ChunkMultiplier {
             // With scales: the sums of a chain.
             typename Unit::Sums parts[kHasScales<F> ? kRows : 1][kHasScales<F> ? kEach : 1] = {};
             // With minimums: the sums of the vectors.
-            [[maybe_unused]] typename Unit::Sums lowered[F::kHasMinimums ? kRows : 1]
-                                                        [F::kHasMinimums ? kEach : 1] = {};
+            [[maybe_unused]]
+            typename Unit::Sums lowered[F::kHasMinimums ? kRows : 1][F::kHasMinimums ? kEach : 1] =
+                {};
 #pragma unroll 1
             for (uint32_t left = kRunsOfPart; left > 0; --left) {
                 // Each tile is loaded when the tile of the run before has been multiplied.
@@ -235,8 +236,8 @@ class ChunkMultiplier {
     template <class FORMAT>
     KCCL_DECODE static void add_chains(typename SumsOf<FORMAT>::Type (&sums)[kEach],
                                        typename Unit::Sums (&parts)[kEach],
-                                       typename Unit::Sums (&lowered)[kEach],
-                                       const Run<>& now, uint32_t i) {
+                                       typename Unit::Sums (&lowered)[kEach], const Run<>& now,
+                                       uint32_t i) {
         constexpr uint32_t kLowered = FORMAT::kLoweredTiles;
         static_assert(kRun % kLowered == 0, "a run has whole chains");
         const uint32_t of_strip = i % kStrip;

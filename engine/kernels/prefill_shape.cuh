@@ -56,8 +56,8 @@ struct ChunkPlan {
         constexpr uint32_t kLeast = kHasCrews<S> ? 0 : S::kChunkWarps;
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;
-        while (parts < all && (all % parts != 0 || all / parts > kMostEach ||
-                               M::kMostTiles * parts < kLeast)) {
+        while (parts < all &&
+               (all % parts != 0 || all / parts > kMostEach || M::kMostTiles * parts < kLeast)) {
             ++parts;
         }
         return parts;

@@ -7,7 +7,7 @@ from ..base.core import lib
 from ..model.config import ModelConfig
 from ..model.ops import KINDS
 from ..model.program import Program
-from .layout import TILE, Product, products_of
+from .layout import TILE, Product, has_scales, products_of
 from .machine import Kind
 
 # A partial result of attention has so many numbers behind those of a head. Prefill merges so many
@@ -39,9 +39,11 @@ def kv_strands_for(c: ModelConfig, kind: Kind, shared_bytes: int) -> int:
     return kv_strands
 
 
-def chunk_stages(c: ModelConfig, kind: Kind, kv_strands: int) -> int:
+def chunk_stages(c: ModelConfig, kind: Kind, kv_strands: int, crews: int = 1) -> int:
     """Returns the stages of a ring of vectors: enough for the partial results of attention."""
     stage = kind.chunk_steps * kind.chunk * TILE * 4
+    if crews > 1:
+        return kind.crew_stage_bytes // stage
     return max(_LEAST_STAGES, -(-_partial_bytes(c, kind, kv_strands) // stage))
 
 
@@ -66,6 +68,25 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
         return columns
 
     return min(kind.chunk_warps, key=copied)
+
+
+def crews_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind) -> tuple[int, int]:
+    """Returns Tuning.crews and Tuning.chunk_rows. Experts' products have one crew, and so have
+    formats with scales, whose sums take more registers. Where a module's outputs need the lanes of
+    other blocks at once, one round's sums would have to be kept until these are there.
+
+    Args:
+        program: The model's program.
+        lanes: Those of the model, and those of a residual on this rank.
+        blocks: Those of a residual.
+        kind: The kind of device.
+    """
+    of_model, of_residual = lanes
+    waits = of_model > of_residual and any(op.is_blocking for op in program.ops)
+    if program.config.experts is not None or has_scales(program) or waits or kind.crews == 1:
+        return 1, 1
+    # A warp adds up several lanes in registers.
+    return min(kind.crews, blocks), 2 if of_residual > 1 else 4
 
 
 def chunk_parts(tiles: int, vectors: int, warps: int) -> int:

@@ -9,7 +9,14 @@ import kccl
 from ..base.core import lib
 from ..model.ops import KINDS
 from ..model.program import Program
-from .chunks import chunk_shares, chunk_stages, chunk_warps, fitted_to_memory, kv_strands_for
+from .chunks import (
+    chunk_shares,
+    chunk_stages,
+    chunk_warps,
+    crews_for,
+    fitted_to_memory,
+    kv_strands_for,
+)
 from .layout import (
     TILE,
     Product,
@@ -112,7 +119,12 @@ def tuning_for(
     if c.experts is not None and has_chunks:
         of_residual = lanes // groups, blocks // groups
         kind = fitted_to_memory(program, of_residual, kind, warps, kv_strands, machine.shared_bytes)
+    of_lanes = c.num_lanes, lanes // groups
+    crews, rows = crews_for(program, of_lanes, blocks // groups, kind) if has_chunks else (1, 1)
     warps_of_chunk = chunk_warps(program, lanes // groups, blocks // groups, kind)
+    if crews > 1:
+        kind = replace(kind, chunk_steps=kind.crew_steps[rows > 2])
+        warps_of_chunk = kind.crew_warps
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -136,9 +148,11 @@ def tuning_for(
         chunk_least=kind.chunk_least_of_experts if c.experts is not None else 1,
         chunk_others=-(warps_of_chunk + 1) % kind.warps_together + 1,
         chunk_warps=warps_of_chunk,
-        chunk_stages=chunk_stages(c, kind, kv_strands),
+        chunk_stages=chunk_stages(c, kind, kv_strands, crews),
         chunk_steps=kind.chunk_steps,
         chunk_shares=chunk_shares(kind) if c.experts is not None else 1,
+        crews=crews,
+        chunk_rows=rows,
     )
 
 

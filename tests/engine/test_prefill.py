@@ -28,6 +28,8 @@ pytestmark = pytest.mark.takes(30)
 # Two blocks share a lane's residual.
 UNCHUNKED = replace(TUNING, blocks=8)
 CHUNKED = replace(UNCHUNKED, chunk=4, chunk_warps=2, chunk_stages=3, chunk_steps=2)
+# The blocks of a residual run two chunks beside each other.
+CREWED = replace(CHUNKED, crews=2, chunk_rows=2)
 # The window of tiny-laneformer is 4: it begins in the chunk before.
 IDS = [5, 99, 17, 64, 2, 120, 33, 7, 81]
 NEW = 2
@@ -108,6 +110,31 @@ def test_chunks_change_no_bit():
 def test_tuning_of_chunks_changes_no_bit(model, change):
     """Also chunks that are not full, and requests behind others."""
     check(model, *run(model, tuning=replace(CHUNKED, **change), lasts=(6, 2)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        # A warp has one row tile more than there are. The last pass has one crew.
+        ("tiny-laneformer", {"chunk_rows": 3}),
+        # Totals lie in shared memory, and the second crew's chunk is not full.
+        ("tiny-laneformer", {"chunk_rows": 4, "chunk": 8, "chunk_steps": 4}),
+        # Lanes are added in registers. Three crews leave two of eight blocks idle.
+        ("tiny-llama", {"crews": 3}),
+        # A warp of three has no row tiles in a product's second round.
+        ("tiny-qwen3", {"crews": 4, "chunk_warps": 3}),
+    ],
+    ids=str,
+)
+def test_crews_change_no_bit(model, change):
+    check(model, *run(model, tuning=replace(CREWED, **change), lasts=(6, 2, 1)))
+
+
+@pytest.mark.long
+def test_crews_of_several_ranks_change_no_bit():
+    simulation = {"seed": 2, "warp_size": 64, "model": "gfx942"}
+    check("tiny-laneformer", *run("tiny-laneformer", 2, CREWED, **simulation))
 
 
 @pytest.mark.long
@@ -216,15 +243,28 @@ BUGS = {
         "*total++ = sum;",
     ),
 }
+BUGS_OF_CREWS = {
+    "a crew does not wait for the others' keys": (
+        "prefill.cuh",
+        "producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));",
+        "producer.await_crew(C::number_of(chunk, layer, OP, Step::kHalf));",
+    ),
+    "a round's sums replace those that others still read": (
+        "prefill.cuh",
+        "            if (is_last) return true;\n            consumer.meet();\n",
+        "            if (is_last) return true;\n",
+    ),
+}
 
 
-@pytest.mark.parametrize("bug", hunted(BUGS))
+@pytest.mark.parametrize("bug", hunted(BUGS | BUGS_OF_CREWS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
-    plant(tmp_path, monkeypatch, *BUGS[bug])
+    plant(tmp_path, monkeypatch, *(BUGS | BUGS_OF_CREWS)[bug])
     wanted, _ = expected("tiny-laneformer")
+    tuning = CREWED if bug in BUGS_OF_CREWS else CHUNKED
 
     def is_right(seed: int) -> bool:
-        (logits,), _ = run("tiny-laneformer", lasts=(1,), max_tokens=1, seed=seed)
+        (logits,), _ = run("tiny-laneformer", 1, tuning, lasts=(1,), max_tokens=1, seed=seed)
         return np.array_equal(logits.view(np.uint32), wanted[-1:].view(np.uint32))
 
     hunt(8, is_right)
