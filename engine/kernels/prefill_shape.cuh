@@ -203,13 +203,14 @@ struct ChunkLayout {
     // are never cleared: any other number means 'not cancelled'. There are two rows because a rank
     // may write for one chunk while another still reads the row of the chunk before.
     static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
-    // [crew][module][lane of all ranks][...], as Message::pack() stores them: a module's output of a
+    // [crew][module % kMessageModules][lane of all ranks][...], as Message::pack() stores them: a module's output of a
     // lane, which other lanes add. Other ranks write these messages, so everything before them has
     // the same size on all ranks.
     using Sent = Message<S::kRoundsMessages>;
     static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
-        S::kNumLanes > Dims::kLanesPerGroup ? Dims::kModules * S::kNumLanes * kHiddenFloat4s : 0;
+        S::kNumLanes > Dims::kLanesPerGroup ? S::kMessageModules * S::kNumLanes * kHiddenFloat4s
+                                            : 0;
     // What experts give, in the same form. All layers use these slots. Before a rank sends there
     // again, each of its blocks has waited for the next layer's attention messages of the blocks
     // with its rows on all ranks. These send them after add_outputs().
@@ -250,7 +251,8 @@ struct ChunkLayout {
     // `lane` counts the lanes of all ranks.
     KCCL_CONSTEXPR static uint32_t message_at(uint32_t module, uint32_t lane, uint32_t index4,
                                               uint32_t number) {
-        return (module * S::kNumLanes + lane) * kHiddenFloat4s + at(index4, number);
+        return (module % S::kMessageModules * S::kNumLanes + lane) * kHiddenFloat4s +
+               at(index4, number);
     }
     // Returns where a float4 of what a lane's experts give lies, counted from kOutputs on.
     KCCL_CONSTEXPR static uint32_t output_at(uint32_t lane, uint32_t index4, uint32_t number) {

@@ -89,6 +89,28 @@ def crews_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind)
     return min(kind.crews, blocks), 2 if of_residual > 1 else 4
 
 
+def message_modules(program: Program, crews: int) -> int:
+    """Returns for how many neighbouring modules prefill keeps messages, all modules' with one crew.
+    A module's messages take the place of those of the module so many before it. A block that adds
+    up the messages of a module knows that the blocks with its rows have finished that module. So
+    when it sends, they must have added up by then what it overwrites.
+    """
+    ends = [op for op in program.ops if KINDS[op.kind].ends_module]
+    if crews == 1:
+        return len(ends)
+    sources = [-1 if op.receives is None else op.receives for op in ends]
+    readers = {source: module for module, source in enumerate(sources)}
+
+    def is_enough(num: int) -> bool:
+        return all(
+            readers.get(module - num, -1) <= max(sources[: module + 1])
+            for module in range(num, len(ends))
+            if ends[module].sends
+        )
+
+    return next(num for num in range(1, len(ends) + 1) if is_enough(num))
+
+
 def chunk_parts(tiles: int, vectors: int, warps: int) -> int:
     """Returns the number of parts into which prefill cuts the positions of a chunk, so that each of
     a block's warps has work and enough registers for its sums: ChunkPlan::parts in

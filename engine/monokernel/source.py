@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..model.program import Program
+from .chunks import message_modules
 from .layout import step_unit
 from .other_tuning import with_seats
 from .sequence import cases_of, formats_of, sequence_of
@@ -98,6 +99,7 @@ def source_of(
         "ChunkShares": tuning.chunk_shares,
         "Crews": tuning.crews,
         "ChunkRows": tuning.chunk_rows,
+        "MessageModules": message_modules(program, tuning.crews),
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "LanesHere": len(program.lanes_of(rank, world_size)),

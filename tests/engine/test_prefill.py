@@ -1,5 +1,6 @@
 """Prompts that the monokernel reads in chunks: the same bits as position by position."""
 
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 from long import hunted
 from numpy.typing import NDArray
 from planted_bugs import hunt, plant
-from test_monokernel import CONTEXT, TUNING, answer, checkpoint
+from test_monokernel import CONTEXT, SMALL, TUNING, answer, checkpoint
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.files.random_weights import MODELS
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.model.executor import Place
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
+from kccl.engine.monokernel.chunks import message_modules
 from kccl.engine.monokernel.machine import Machine
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.task import new_task, split_off_prefill
@@ -135,6 +138,22 @@ def test_crews_change_no_bit(model, change):
 def test_crews_of_several_ranks_change_no_bit():
     simulation = {"seed": 2, "warp_size": 64, "model": "gfx942"}
     check("tiny-laneformer", *run("tiny-laneformer", 2, CREWED, **simulation))
+
+
+@pytest.mark.long
+def test_messages_take_the_place_of_earlier_ones(monkeypatch):
+    """With messages that arrive a layer later, those of four modules are kept."""
+
+    def checkpoint(name: str) -> Checkpoint:
+        return random_checkpoint(name, num_layers=5, delay=1, **SMALL)
+
+    monkeypatch.setattr(sys.modules[__name__], "checkpoint", checkpoint)
+    program = Program(checkpoint("tiny-laneformer").config)
+    assert message_modules(program, crews=2) == 4 < message_modules(program, crews=1) == 10
+    (wanted,), tokens = run("tiny-laneformer", tuning=UNCHUNKED, lasts=(2,))
+    (found,), found_tokens = run("tiny-laneformer", 2, CREWED, seed=1)
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    assert found_tokens == tokens
 
 
 @pytest.mark.long
