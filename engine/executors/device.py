@@ -137,6 +137,8 @@ class DeviceExecutor:
                 self._copy_beginning(Place(0, self.num_slots - 1))
                 if self._tuning.chunk > 1:
                     self._grids.prefill(self._task)
+                if self._tuning.chunk > 1 and self._tuning.crews > 1:
+                    self._grids.prefill_in_crews(self._task)
             self._grids.decode(self._decoder, self._task)
             self.wait()
 

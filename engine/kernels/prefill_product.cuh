@@ -90,8 +90,8 @@ class ChunkMultiplier {
     // the multiplication before has read its own. With scales, registers are too few for more.
     static constexpr uint32_t kMultiplications = kRun * kEach;
     static constexpr uint32_t kAhead = kHasScales<F> ? 0 : least_of(2, kMultiplications);
-    // A warp with so many row tiles has no registers for their totals.
-    static constexpr bool kTotalsAreShared = kRows > 2;
+    // A warp with so many sums has no registers for their totals.
+    static constexpr bool kTotalsAreShared = kHasCrews<S> && S::kChunkRows * S::kChunkEach > 16;
     static_assert(!kAddsLanes<S, M> || !kTotalsAreShared, "lanes are added in registers");
     struct Totals {
         float of[kTotalsAreShared ? 1 : kRows][kEach][Unit::kTotals];

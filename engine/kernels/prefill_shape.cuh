@@ -52,7 +52,7 @@ struct ChunkPlan {
     // long that a warp has too few registers for its sums. chunks.py has the same rule.
     // With crews a block has many row tiles, and a warp multiplies several of them.
     KCCL_CONSTEXPR static uint32_t parts() {
-        constexpr uint32_t kMostEach = kHasCrews<S> ? 8 : 16;
+        constexpr uint32_t kMostEach = S::kChunkEach;
         constexpr uint32_t kLeast = kHasCrews<S> ? 0 : S::kChunkWarps;
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;

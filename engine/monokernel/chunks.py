@@ -39,11 +39,9 @@ def kv_strands_for(c: ModelConfig, kind: Kind, shared_bytes: int) -> int:
     return kv_strands
 
 
-def chunk_stages(c: ModelConfig, kind: Kind, kv_strands: int, crews: int = 1) -> int:
+def chunk_stages(c: ModelConfig, kind: Kind, kv_strands: int) -> int:
     """Returns the stages of a ring of vectors: enough for the partial results of attention."""
     stage = kind.chunk_steps * kind.chunk * TILE * 4
-    if crews > 1:
-        return kind.crew_stage_bytes // stage
     return max(_LEAST_STAGES, -(-_partial_bytes(c, kind, kv_strands) // stage))
 
 
@@ -71,7 +69,7 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
 
 
 def crews_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind) -> tuple[int, int]:
-    """Returns Tuning.crews and Tuning.chunk_rows. Experts' products have one crew, and so have
+    """Returns Tuning.crews and Tuning.crew_rows. Experts' products have one crew, and so have
     formats with scales, whose sums take more registers. Where a module's outputs need the lanes of
     other blocks at once, one round's sums would have to be kept until these are there.
 

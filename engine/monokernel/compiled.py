@@ -3,6 +3,7 @@ other variants and requests.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import kccl
 
@@ -113,11 +114,20 @@ class Kernels:
             if samples or not overlaps or columns > 1:
                 names = ["decode", "describe"]
             module = self._launcher.compile(text, names)
-            self._launcher.launch(module.kernel("describe"), self._numbers, grid=1, warps=1)
-            self._launcher.wait()
-            sizes = loading.sizes_of(self._arena.read(self._numbers, loading.SIZES_BYTES))
-            self._known[key] = Compiled(module, sizes)
+            sizes, crew_shared = self._sizes_of(module, "describe"), 0
+            if "describe_crews" in names:
+                of_crews = self._sizes_of(module, "describe_crews")
+                crew_shared = of_crews.prefill_shared
+                most = max(sizes.exchange_buffer, of_crews.exchange_buffer)
+                sizes = sizes._replace(exchange_buffer=most)
+            self._known[key] = Compiled(module, sizes, crew_shared)
         return self._known[key]
+
+    def _sizes_of(self, module: Any, kernel: str) -> loading.Sizes:
+        """Returns what a kernel of a module tells about its shape."""
+        self._launcher.launch(module.kernel(kernel), self._numbers, grid=1, warps=1)
+        self._launcher.wait()
+        return loading.sizes_of(self._arena.read(self._numbers, loading.SIZES_BYTES))
 
 
 def wants_sampling(params: SamplingParams) -> bool:

@@ -14,6 +14,7 @@ from .loading import Sizes
 from .made import DrawnProduct, NestedPart, PairedProduct
 from .shape import Tuning
 from .source import KERNELS
+from .task import has_crews
 
 # How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
@@ -59,10 +60,13 @@ KCCL_KERNEL void {name}(uint8_t* out, const uint8_t* blocks, uint64_t rows, uint
 
 
 class Compiled(NamedTuple):
-    """A compiled module of source.py, and the sizes that its kernel `describe` reports."""
+    """A compiled module of source.py, the sizes that its kernel `describe` reports, and the size of
+    a block's shared memory in prefill with crews.
+    """
 
     module: Any
     sizes: Sizes
+    crew_shared: int = 0
 
 
 class Launcher:
@@ -220,8 +224,17 @@ class Grids:
 
     def prefill(self, task: Any) -> None:
         """Runs a task's ids in chunks, which fills the KV cache."""
-        warps = self._tuning.chunk_warps + self._tuning.chunk_others
-        self._launch(self._usual.module, "prefill", task, warps, self._usual.sizes.prefill_shared)
+        tuning, usual = self._tuning, self._usual
+        if has_crews(task, tuning):
+            return self.prefill_in_crews(task)
+        warps = tuning.chunk_warps + tuning.chunk_others
+        self._launch(usual.module, "prefill", task, warps, usual.sizes.prefill_shared)
+
+    def prefill_in_crews(self, task: Any) -> None:
+        """Does the same with the kernel that has crews."""
+        warps = self._tuning.crew_warps + self._tuning.crew_others
+        shared = self._usual.crew_shared
+        self._launch(self._usual.module, "prefill_in_crews", task, warps, shared)
 
     def decode(self, decoder: Compiled, task: Any) -> None:
         """Runs a task with the decode kernel of a module."""

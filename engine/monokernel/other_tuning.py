@@ -29,8 +29,6 @@ def with_variant(program: Program, usual: Tuning, variant: Variant) -> Tuning:
     return replace(
         usual,
         chunk=1,
-        crews=1,
-        chunk_rows=1,
         ablated=variant.ablated,
         stage_steps=variant.stage_steps or usual.stage_steps,
         in_flight=variant.in_flight or usual.in_flight,

@@ -61,9 +61,12 @@ class Tuning:
         chunk_steps: The most steps of a stage of that ring. A step is 16 elements of all positions.
         chunk_shares: In a mixture of experts, the shares into which the positions of a chunk are
             cut for the experts' last product. A warp keeps the sums of one share.
-        crews: The most chunks of a pass (kernels/prefill_shape.cuh). The blocks of a residual run
-            them beside each other.
-        chunk_rows: The row tiles that a warp multiplies at a time. Only crews have several.
+        crews: The most chunks that the blocks of a residual run beside each other, each by a crew
+            (kernels/prefill_shape.cuh). Prompts of more positions than a chunk have a kernel with
+            crews. 1: no prompt has, and the fields crew_* are not used.
+        crew_warps, crew_others, crew_stages, crew_steps: With crews, in place of chunk_*.
+        crew_rows: The row tiles that a warp of a crew multiplies at a time.
+        crew_each: The most multiplications that a warp of a crew makes with a tile of weights.
     """
 
     blocks: int
@@ -95,4 +98,9 @@ class Tuning:
     chunk_steps: int = 6
     chunk_shares: int = 1
     crews: int = 1
-    chunk_rows: int = 1
+    crew_warps: int = 8
+    crew_others: int = 1
+    crew_stages: int = 5
+    crew_steps: int = 4
+    crew_rows: int = 2
+    crew_each: int = 8

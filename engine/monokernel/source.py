@@ -15,6 +15,8 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
     """Returns the names of the kernels in source_of()."""
     prefill = ["prefill"] if tuning.chunk > 1 else []
+    if tuning.chunk > 1 and tuning.crews > 1:
+        prefill += ["prefill_in_crews", "describe_crews"]
     trace = ["describe_trace"] if traces else []
     return ["decode", "pack", "copy_cache", "describe", "locate", *prefill, *trace]
 
@@ -28,11 +30,47 @@ void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
 }
 """
 
+_CREWS = """
+struct ModelOfCrews : Model {{
+    {members}
+}};
+
+KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<ModelOfCrews>)
+void prefill_in_crews(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
+                      KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
+    using namespace kccl::platform;
+    kccl::decode::run_prefill<ModelOfCrews>(first_parameter(comm), second_parameter(comm, task));
+}}
+
+KCCL_KERNEL void describe_crews(KcclDecodeSizes* out) {{
+    kccl::decode::describe<ModelOfCrews>(out);
+}}
+"""
+
 _TRACE = """
 KCCL_KERNEL void describe_trace(KcclDecodeTraceSizes* out) {
     kccl::decode::describe_trace<Model>(out);
 }
 """
+
+
+def _members(numbers: dict[str, int]) -> str:
+    lines = (f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items())
+    return "\n    ".join(lines)
+
+
+def _of_crews(program: Program, tuning: Tuning) -> dict[str, int]:
+    """Returns the numbers of a shape that differ in the kernel with crews."""
+    return {
+        "Crews": tuning.crews,
+        "ChunkWarps": tuning.crew_warps,
+        "ChunkOthers": tuning.crew_others,
+        "ChunkStages": tuning.crew_stages,
+        "ChunkSteps": tuning.crew_steps,
+        "ChunkRows": tuning.crew_rows,
+        "ChunkEach": tuning.crew_each,
+        "MessageModules": message_modules(program, tuning.crews),
+    }
 
 
 def source_of(
@@ -97,9 +135,10 @@ def source_of(
         "ChunkStages": tuning.chunk_stages,
         "ChunkSteps": tuning.chunk_steps,
         "ChunkShares": tuning.chunk_shares,
-        "Crews": tuning.crews,
-        "ChunkRows": tuning.chunk_rows,
-        "MessageModules": message_modules(program, tuning.crews),
+        "Crews": 1,
+        "ChunkRows": 1,
+        "ChunkEach": 16,
+        "MessageModules": message_modules(program, 1),
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "LanesHere": len(program.lanes_of(rank, world_size)),
@@ -131,13 +170,15 @@ def source_of(
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     floats["SwigluLimit"] = c.swiglu_limit
     members = [
-        *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
+        _members(numbers),
         f"static constexpr int kSlowRank = {tuning.slow_rank};",
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
     ]
     has_prefill = tuning.chunk > 1 and not samples and overlaps and columns == 1
     prefill = _PREFILL if has_prefill else ""
+    if has_prefill and tuning.crews > 1:
+        prefill += _CREWS.format(members=_members(_of_crews(program, tuning)))
     trace = _TRACE if traces else ""
     return f"""
 {cases_of(program)}

@@ -45,9 +45,16 @@ def split_off_prefill(task: Any, tuning: Tuning, passes: int) -> Any:
     return prefill
 
 
+def has_crews(prefill: Any, tuning: Tuning) -> bool:
+    """Tells whether a KcclDecodeTask of split_off_prefill() runs in crews: with several chunks."""
+    positions: int = prefill.num_ids - prefill.start
+    return tuning.crews > 1 and positions > tuning.chunk
+
+
 def num_passes(prefill: Any, tuning: Tuning) -> int:
     """Returns how many passes a KcclDecodeTask of split_off_prefill() has."""
-    return -(-(prefill.num_ids - prefill.start) // (tuning.chunk * tuning.crews))
+    crews = tuning.crews if has_crews(prefill, tuning) else 1
+    return -(-(prefill.num_ids - prefill.start) // (tuning.chunk * crews))
 
 
 def mailbox_at(address: int) -> Any:

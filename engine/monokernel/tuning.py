@@ -122,9 +122,7 @@ def tuning_for(
     of_lanes = c.num_lanes, lanes // groups
     crews, rows = crews_for(program, of_lanes, blocks // groups, kind) if has_chunks else (1, 1)
     warps_of_chunk = chunk_warps(program, lanes // groups, blocks // groups, kind)
-    if crews > 1:
-        kind = replace(kind, chunk_steps=kind.crew_steps[rows > 2])
-        warps_of_chunk = kind.crew_warps
+    crew_steps = kind.crew_steps[rows > 2]
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -148,11 +146,15 @@ def tuning_for(
         chunk_least=kind.chunk_least_of_experts if c.experts is not None else 1,
         chunk_others=-(warps_of_chunk + 1) % kind.warps_together + 1,
         chunk_warps=warps_of_chunk,
-        chunk_stages=chunk_stages(c, kind, kv_strands, crews),
+        chunk_stages=chunk_stages(c, kind, kv_strands),
         chunk_steps=kind.chunk_steps,
         chunk_shares=chunk_shares(kind) if c.experts is not None else 1,
         crews=crews,
-        chunk_rows=rows,
+        crew_warps=kind.crew_warps,
+        crew_others=-(kind.crew_warps + 1) % kind.warps_together + 1,
+        crew_stages=kind.crew_stage_bytes // (crew_steps * kind.chunk * TILE * 4),
+        crew_steps=crew_steps,
+        crew_rows=rows,
     )
 
 

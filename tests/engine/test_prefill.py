@@ -32,7 +32,7 @@ pytestmark = pytest.mark.takes(30)
 UNCHUNKED = replace(TUNING, blocks=8)
 CHUNKED = replace(UNCHUNKED, chunk=4, chunk_warps=2, chunk_stages=3, chunk_steps=2)
 # The blocks of a residual run two chunks beside each other.
-CREWED = replace(CHUNKED, crews=2, chunk_rows=2)
+CREWED = replace(CHUNKED, crews=2, crew_warps=2, crew_stages=3, crew_steps=2)
 # The window of tiny-laneformer is 4: it begins in the chunk before.
 IDS = [5, 99, 17, 64, 2, 120, 33, 7, 81]
 NEW = 2
@@ -119,19 +119,35 @@ def test_tuning_of_chunks_changes_no_bit(model, change):
 @pytest.mark.parametrize(
     ("model", "change"),
     [
-        # A warp has one row tile more than there are. The last pass has one crew.
-        ("tiny-laneformer", {"chunk_rows": 3}),
-        # Totals lie in shared memory, and the second crew's chunk is not full.
-        ("tiny-laneformer", {"chunk_rows": 4, "chunk": 8, "chunk_steps": 4}),
+        # A warp has one row tile more than there are. Totals lie in shared memory.
+        ("tiny-laneformer", {"crew_rows": 3, "crew_steps": 4}),
         # Lanes are added in registers. Three crews leave two of eight blocks idle.
         ("tiny-llama", {"crews": 3}),
         # A warp of three has no row tiles in a product's second round.
-        ("tiny-qwen3", {"crews": 4, "chunk_warps": 3}),
+        ("tiny-qwen3", {"crews": 4, "crew_warps": 3}),
     ],
     ids=str,
 )
 def test_crews_change_no_bit(model, change):
     check(model, *run(model, tuning=replace(CREWED, **change), lasts=(6, 2, 1)))
+
+
+@pytest.mark.long
+def test_crews_run_several_passes():
+    """Two passes have two crews each, and the last one has one, whose chunk is not full."""
+    ids = [int(i) for i in np.random.default_rng(4).integers(0, 128, 20)]
+
+    def logits(tuning: Tuning) -> Array:
+        def main(comm: kccl.Communicator) -> Array:
+            executor = DeviceExecutor(
+                checkpoint("tiny-laneformer"), comm, tuning=tuning, context=CONTEXT
+            )
+            return last_logits(executor, 1, ids)
+
+        return kccl.run_threads(main, 1, backend="sim")[0]
+
+    found, wanted = logits(CREWED), logits(UNCHUNKED)
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 @pytest.mark.long
