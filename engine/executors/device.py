@@ -135,10 +135,7 @@ class DeviceExecutor:
             self._task.only_reads, self._task.num_ids = 1, 0
             if decoder is self._kernels.usual:
                 self._copy_beginning(Place(0, self.num_slots - 1))
-                if self._tuning.chunk > 1:
-                    self._grids.prefill(self._task)
-                if self._tuning.chunk > 1 and self._tuning.crews > 1:
-                    self._grids.prefill_in_crews(self._task)
+                self._grids.load_prefill(self._task)
             self._grids.decode(self._decoder, self._task)
             self.wait()
 

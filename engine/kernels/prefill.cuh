@@ -1,7 +1,7 @@
 // Prefill: one launch fills the KV cache with a request's positions from Task.start on, in passes
-// of up to kPassPositions (prefill_shape.cuh). The host leaves the request's last id out of this kernel's Task.num_ids. The decode
-// kernel, which is launched next, runs that id and all later ones, because only it has the head.
-// The cache gets the same bits as from decode.
+// of up to kPassPositions (prefill_shape.cuh). The host leaves the request's last id out of this
+// kernel's Task.num_ids. The decode kernel, which is launched next, runs that id and all later
+// ones, because only it has the head. The cache gets the same bits as from decode.
 //
 //     KCCL_KERNEL_OF(kPrefillThreads<S>) void prefill(DeviceComm comm, Task task) {
 //         run_prefill<S>(comm, task);
@@ -92,12 +92,12 @@ struct ConsumerOfChunk {
         ChunkMultiplier<M, S> multiplier(consumer, kProduct, layer);
         for (uint32_t before = 0;;) {
             const Cut tiles = {all.first + before,
-                               kHasCrews<S> ? least_of(all.num - before, kRound) : all.num};
+                               kHasSquads<S> ? least_of(all.num - before, kRound) : all.num};
             multiplier.run(tiles);
             consumer.meet();
-            const bool is_first = !kHasCrews<S> || before == 0;
+            const bool is_first = !kHasSquads<S> || before == 0;
             before += kRound;
-            const bool is_last = !kHasCrews<S> || before >= all.num;
+            const bool is_last = !kHasSquads<S> || before >= all.num;
             if (is_last) prefetch_next<OP>(layer);
             if (!finish(tiles, is_first)) return false;
             if (is_last) return true;
@@ -152,7 +152,7 @@ struct ConsumerOfChunk {
 template <class S>
 KCCL_DECODE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     if (!consumer.is_ready()) return false;
-    const bool is_busy = !kHasCrews<S> || chunk.num != 0;
+    const bool is_busy = !kHasSquads<S> || chunk.num != 0;
     if (is_busy) {
         embed_chunk(consumer, chunk);
         consumer.finish(ChunkLayout<S>::embedded_in(chunk.number), false);
@@ -183,7 +183,7 @@ struct ProducerOfChunk {
     template <uint32_t OP>
     KCCL_DECODE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
-        producer.await_crew(C::template number_before<OP>(chunk, layer));
+        producer.await_squad(C::template number_before<OP>(chunk, layer));
         if constexpr (kOp.product == Product<S>::kNone) {
             if (!producer.let_go()) return Walk::kFailed;
             if (layer + 1 == S::kNumLayers) return Walk::kIsOver;
@@ -193,7 +193,7 @@ struct ProducerOfChunk {
         } else if constexpr (is_one_of<that_have_experts<S>()>(kOp.product)) {
             if (!producer.let_go()) return Walk::kFailed;
             if constexpr (kOp.gives == V::kActs) return Walk::kGoesOn;
-            producer.await_crew(C::number_of(chunk, layer, OP, Step::kHalf));
+            producer.await_squad(C::number_of(chunk, layer, OP, Step::kHalf));
             if (!producer.let_go()) return Walk::kFailed;
             if constexpr (S::kWorldSize > 1) {
                 producer.await_row(C::number_of(chunk, layer, OP, Step::kSent));
@@ -208,9 +208,9 @@ struct ProducerOfChunk {
             const uint32_t num = producer.template tiles<M>().num;
             const uint32_t first = least_of(num, ChunkPlan<S, M>::kTilesOfRound);
             producer.template copy<M>(C::kNormed + before, first);
-            producer.await_crew(C::number_of(chunk, layer, OP, Step::kHalf));
+            producer.await_squad(C::number_of(chunk, layer, OP, Step::kHalf));
             if (!producer.let_go()) return Walk::kFailed;
-            if (kHasCrews<S>) producer.template copy<M>(C::kNormed + before, num - first);
+            if (kHasSquads<S>) producer.template copy<M>(C::kNormed + before, num - first);
             return Walk::kGoesOn;
         } else {
             return add_up<OP>(layer);
@@ -250,7 +250,7 @@ KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, const PromptChunk& 
     // the vectors of the one before.
     producer.await_all(ChunkLayout<S>::end_of(chunk.number - 1));
     if (!producer.let_go(producer.was_given_up(chunk.number - 1))) return false;
-    if (kHasCrews<S> && chunk.num == 0) return true;
+    if (kHasSquads<S> && chunk.num == 0) return true;
     ProducerOfChunk<S> role = {producer, chunk.number};
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
         const Walk walk = walk_layer<S>(role, layer);

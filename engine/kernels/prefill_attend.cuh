@@ -23,8 +23,8 @@ KCCL_DECODE void turn_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chu
     const uint32_t thread = mem::forget(warp().index());
     const bool is_there = thread < Dims::kHeadFloat4s;
     const uint32_t num = Dims::kLanesPerGroup * S::kKvHeads * chunk.num;
-    const uint32_t blocks = consumer.crew_blocks();
-    for (uint32_t i = consumer.warp_index() * blocks + consumer.block_in_crew(); i < num;
+    const uint32_t blocks = consumer.squad_blocks();
+    for (uint32_t i = consumer.warp_index() * blocks + consumer.block_in_squad(); i < num;
          i += S::kChunkWarps * blocks) {
         const uint32_t number = i % chunk.num, kv_head = i / chunk.num % S::kKvHeads;
         const uint32_t lane = consumer.first_lane_here() + i / chunk.num / S::kKvHeads;
@@ -218,8 +218,8 @@ KCCL_DECODE void attend_by_strands(PrefillConsumer<S>& consumer, const PromptChu
     using Dims = Shape<S>;
     const uint32_t num =
         Dims::kLanesPerGroup * S::kKvHeads * ceil_div(chunk.num, ChunkLayout<S>::kTogether);
-    for (uint32_t work_item = consumer.block_in_crew(); work_item < num;
-         work_item += consumer.crew_blocks()) {
+    for (uint32_t work_item = consumer.block_in_squad(); work_item < num;
+         work_item += consumer.squad_blocks()) {
         ChunkAttention<S> attention(consumer, chunk, layer, window, work_item);
         attention.run();
         consumer.meet();

@@ -53,7 +53,7 @@ struct TilePlan {
     KCCL_CONSTEXPR static Sharing sharing() {
         constexpr uint32_t kAll = ceil_div(C::kNum * Dims::kHeadsPerKv, kQueries);
         constexpr uint32_t kHeads = Dims::kLanesPerGroup * S::kKvHeads;
-        constexpr uint32_t kBlocks = Dims::kBlocksPerGroup / S::kCrews;
+        constexpr uint32_t kBlocks = Dims::kBlocksPerGroup / S::kSquads;
         constexpr uint64_t kRoom =
             sizeof(Float4) * C::kTotals + sizeof(VectorRing<S>::stage) - kKcclLineBytes;
         Sharing best = {0, 0};

@@ -100,9 +100,9 @@ class TileAttention {
 template <class S>
 KCCL_DECODE void attend_by_tiles(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                                  uint32_t layer, uint32_t window) {
-    const uint32_t blocks = consumer.crew_blocks();
+    const uint32_t blocks = consumer.squad_blocks();
     const uint32_t num = TileAttention<S>::num_items(chunk);
-    const uint32_t block = consumer.block_in_crew();
+    const uint32_t block = consumer.block_in_squad();
     for (uint32_t first = 0; first < num; first += blocks) {
         // Other warps may still read the results of the last work item.
         if (first != 0) consumer.meet();

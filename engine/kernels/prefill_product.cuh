@@ -11,13 +11,13 @@
 
 namespace kccl::decode {
 
-// Where the weights of a row tile of the lane group's blocks begin. They lie in the weight stream of
-// the block that has the row tile in decode.
+// Where the weights of a row tile of the lane group's blocks begin. They lie in the weight stream
+// of the block that has the row tile in decode.
 template <class M, class S>
 KCCL_DECODE const uint8_t* row_of(PrefillConsumer<S>& consumer, Product<S> product, uint32_t layer,
                                   uint32_t tile) {
     using Dims = Shape<S>;
-    const uint32_t owner = kHasCrews<S> ? M::owner_of(tile) : consumer.block_in_group();
+    const uint32_t owner = kHasSquads<S> ? M::owner_of(tile) : consumer.block_in_group();
     const uint64_t unit = Dims::stream_of(Dims::block_of(consumer.lane_group(), owner)) +
                           layer * Dims::packed_by(owner) + packed_before<S>(product, owner);
     return reinterpret_cast<const uint8_t*>(consumer.task().weights) + unit * kUnitBytes<S> +
@@ -26,7 +26,7 @@ KCCL_DECODE const uint8_t* row_of(PrefillConsumer<S>& consumer, Product<S> produ
 
 // Whether a warp adds up the messages of all lanes: where a module's outputs need no other block.
 template <class S, class M>
-constexpr bool kAddsLanes = kHasCrews<S> && M::kLanes > 1;
+constexpr bool kAddsLanes = kHasSquads<S> && M::kLanes > 1;
 
 template <class M, class S>
 class ChunkMultiplier {
@@ -91,7 +91,7 @@ class ChunkMultiplier {
     static constexpr uint32_t kMultiplications = kRun * kEach;
     static constexpr uint32_t kAhead = kHasScales<F> ? 0 : least_of(2, kMultiplications);
     // A warp with so many sums has no registers for their totals.
-    static constexpr bool kTotalsAreShared = kHasCrews<S> && S::kChunkRows * S::kChunkEach > 16;
+    static constexpr bool kTotalsAreShared = kHasSquads<S> && S::kChunkRows * S::kChunkEach > 16;
     static_assert(!kAddsLanes<S, M> || !kTotalsAreShared, "lanes are added in registers");
     struct Totals {
         float of[kTotalsAreShared ? 1 : kRows][kEach][Unit::kTotals];
@@ -368,7 +368,7 @@ KCCL_DECODE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> produ
     constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
     constexpr uint32_t kLines = ceil_div(M::Format::kTileBytes, kKcclLineBytes);
     constexpr uint32_t kRows = ChunkPlan<S, M>::kRows;
-    const uint32_t group = consumer.warp_index() / (kHasCrews<S> ? ChunkPlan<S, M>::kParts : 1);
+    const uint32_t group = consumer.warp_index() / (kHasSquads<S> ? ChunkPlan<S, M>::kParts : 1);
     const Cut tiles = consumer.template tiles<M>();
     for (uint32_t r = 0; r < kRows; ++r) {
         const uint32_t mine = group * kRows + r;

@@ -30,7 +30,7 @@ template <class S>
 KCCL_DECODE auto* message_at(PrefillConsumer<S>& consumer, int rank, uint32_t index) {
     using Type = typename ChunkLayout<S>::Sent::Type;
     return reinterpret_cast<Type*>(consumer.in_exchange_buffer(rank, ChunkLayout<S>::kMessages)) +
-           uint64_t{consumer.crew()} * ChunkLayout<S>::kNumMessages + index;
+           uint64_t{consumer.squad()} * ChunkLayout<S>::kNumMessages + index;
 }
 
 // Returns the sum of the float4s of all lanes, from the first lane to the last. Those of the lane
@@ -95,8 +95,8 @@ KCCL_DECODE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>&
     return add_lanes<S>(float4s, own, consumer.first_lane(), leaves_own);
 }
 
-// Sends a module's sums of some row tiles, in shared().totals, to all ranks: stores them as messages
-// in their exchange buffers. finish() announces them later.
+// Sends a module's sums of some row tiles, in shared().totals, to all ranks: stores them as
+// messages in their exchange buffers. finish() announces them later.
 template <class S>
 KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module, const Cut& tiles) {
     using C = ChunkLayout<S>;
@@ -134,7 +134,7 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, cons
                              bool is_blocking, float own_scale, uint32_t sent_by) {
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
     // Whether the product has added up all lanes (kAddsLanes).
-    constexpr bool kAreAdded = kHasCrews<S> && kLanes > 1;
+    constexpr bool kAreAdded = kHasSquads<S> && kLanes > 1;
     const auto load = [&](uint32_t tile, uint32_t number, uint32_t i) {
         const uint32_t index4 = (tiles.first + tile) * kTileFloat4s + i;
         Terms<S> terms = {mem::load_plain(residual_at(consumer, index4, number)),
@@ -196,7 +196,7 @@ template <uint32_t OP, class S>
 class ModuleEnd {
   public:
     using C = ChunkLayout<S>;
-    static_assert(!kHasCrews<S> || !S::kHasBlocking || !kHasOthers<S>,
+    static_assert(!kHasSquads<S> || !S::kHasBlocking || !kHasOthers<S>,
                   "totals of a round are not kept until other lanes' messages are there");
 
     KCCL_DECODE ModuleEnd(PrefillConsumer<S>& consumer, const PromptChunk& chunk, uint32_t layer)

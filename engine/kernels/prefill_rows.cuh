@@ -82,7 +82,7 @@ template <class S>
 KCCL_DECODE void make_scales(PrefillConsumer<S>& consumer) {
     using M = typename Shape<S>::Qkv;
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
-    const uint32_t stride = consumer.crew_blocks(), first = consumer.block_in_crew();
+    const uint32_t stride = consumer.squad_blocks(), first = consumer.block_in_squad();
     const uint32_t num = first < S::kChunk ? ceil_div(S::kChunk - first, stride) : 0;
     auto& squares_of = consumer.shared().squares;
     for (uint32_t job = consumer.warp_index(); job < num * S::kWarps; job += S::kChunkWarps) {

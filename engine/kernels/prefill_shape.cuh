@@ -1,11 +1,11 @@
-// Prefill runs a prompt in passes of up to kCrews chunks of kChunk positions. This file has the
+// Prefill runs a prompt in passes of up to kSquads chunks of kChunk positions. This file has the
 // sizes of such a chunk, the slots of its vectors in the exchange buffer, and the steps that blocks
 // announce to each other.
 //
-// A crew is the blocks of a lane group that run a chunk. With several crews, the lane group's
-// blocks are cut into as many as a pass has chunks, and each crew has all rows of every product. So
-// weights are read from memory once a pass, and a block multiplies each vector that it reads by
-// many rows. Crews need nothing of each other but keys and values.
+// A squad is the blocks of a lane group that run a chunk. With several squads, the lane group's
+// blocks are cut into as many as a pass has chunks, and each squad has all rows of every product.
+// So weights are read from memory once a pass, and a block multiplies each vector that it reads by
+// many rows. Squads need nothing of each other but keys and values.
 //
 // A chunk's vectors lie as products read them: [16 elements][position][float4]. So the elements
 // that a tile of weights multiplies, those of all positions, lie in one contiguous piece of memory.
@@ -27,7 +27,7 @@ enum class Step : uint32_t {
 };
 
 template <class S>
-constexpr bool kHasCrews = S::kCrews > 1;
+constexpr bool kHasSquads = S::kSquads > 1;
 
 // How the warps of a block multiply a chunk's vectors by a product's matrix M.
 template <class S, class M>
@@ -50,10 +50,10 @@ struct ChunkPlan {
     // Returns the number of parts into which a chunk's positions are cut. A warp multiplies a row
     // tile by one part at a time. There are enough parts to give all warps work, and none is so
     // long that a warp has too few registers for its sums. chunks.py has the same rule.
-    // With crews a block has many row tiles, and a warp multiplies several of them.
+    // With squads a block has many row tiles, and a warp multiplies several of them.
     KCCL_CONSTEXPR static uint32_t parts() {
         constexpr uint32_t kMostEach = S::kChunkEach;
-        constexpr uint32_t kLeast = kHasCrews<S> ? 0 : S::kChunkWarps;
+        constexpr uint32_t kLeast = kHasSquads<S> ? 0 : S::kChunkWarps;
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;
         while (parts < all &&
@@ -69,11 +69,11 @@ struct ChunkPlan {
     // How many row tiles a warp multiplies at a time, by the same loaded vectors.
     static constexpr uint32_t kRows = S::kChunkRows;
     // The row tiles of a round: a block multiplies so many of its row tiles, finishes their rows,
-    // and goes on to the next ones. Without crews there is one round.
-    static_assert(!kHasCrews<S> || kParts <= S::kChunkWarps, "a round has row tiles");
-    static_assert(kHasCrews<S> || kRows == 1, "only crews have enough row tiles");
+    // and goes on to the next ones. Without squads there is one round.
+    static_assert(!kHasSquads<S> || kParts <= S::kChunkWarps, "a round has row tiles");
+    static_assert(kHasSquads<S> || kRows == 1, "only squads have enough row tiles");
     static constexpr uint32_t kTilesOfRound =
-        kHasCrews<S> ? S::kChunkWarps / kParts * kRows : M::kMostTiles;
+        kHasSquads<S> ? S::kChunkWarps / kParts * kRows : M::kMostTiles;
 };
 
 // How four values of a message are stored: as FP32, or rounded to BF16 and packed into 64 bits.
@@ -157,7 +157,7 @@ struct ChunkLayout {
     // Returns the largest number of float4s of sums that a block has in one product, for all
     // positions.
     KCCL_CONSTEXPR static uint32_t most_totals() {
-        if (kHasCrews<S>) return QkvPlan::kTilesOfRound * kStripe;
+        if (kHasSquads<S>) return QkvPlan::kTilesOfRound * kStripe;
         const uint32_t rows = most_of(Dims::Qkv::kMostTiles, Mlp::kMostTiles);
         const uint32_t lanes = most_of(Dims::Out::kMostTiles, Mlp::kMostLaneTiles);
         return most_of(rows, lanes * Dims::kLanesPerGroup) * kStripe;
@@ -203,9 +203,9 @@ struct ChunkLayout {
     // are never cleared: any other number means 'not cancelled'. There are two rows because a rank
     // may write for one chunk while another still reads the row of the chunk before.
     static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
-    // [crew][module % kMessageModules][lane of all ranks][...], as Message::pack() stores them: a module's output of a
-    // lane, which other lanes add. Other ranks write these messages, so everything before them has
-    // the same size on all ranks.
+    // [squad][module % kMessageModules][lane of all ranks][...], as Message::pack() stores them: a
+    // module's output of a lane, which other lanes add. Other ranks write these messages, so
+    // everything before them has the same size on all ranks.
     using Sent = Message<S::kRoundsMessages>;
     static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
@@ -215,8 +215,8 @@ struct ChunkLayout {
     // again, each of its blocks has waited for the next layer's attention messages of the blocks
     // with its rows on all ranks. These send them after add_outputs().
     static constexpr uint32_t kOfFloat4 = sizeof(Float4) / sizeof(typename Sent::Type);
-    static constexpr uint32_t kOutputs = kMessages + S::kCrews * (kNumMessages / kOfFloat4);
-    // From here on each crew has slots of its own. These are crew 0's.
+    static constexpr uint32_t kOutputs = kMessages + S::kSquads * (kNumMessages / kOfFloat4);
+    // From here on each squad has slots of its own. These are squad 0's.
     // kResidual, [lane group][...]: the residual. kNormed, likewise: the residual times the next
     // norm's weights, staged for the matrix unit.
     static constexpr uint32_t kResidual = kOutputs + Mlp::kNumOutputs / kOfFloat4;
@@ -237,10 +237,10 @@ struct ChunkLayout {
     // The MLP's slots: ChunkMlp.
     static constexpr uint32_t kMlp = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
     static constexpr uint32_t kActs = kMlp + Mlp::kActs;
-    static constexpr uint32_t kOfCrew = kMlp + Mlp::kEnd - kResidual;
-    static constexpr uint32_t kEnd = kResidual + S::kCrews * kOfCrew;
-    static_assert(!kHasCrews<S> || !S::kHasExperts, "experts' products have no crews");
-    static_assert(S::kCrews <= Dims::kBlocksPerGroup, "a crew has blocks");
+    static constexpr uint32_t kOfSquad = kMlp + Mlp::kEnd - kResidual;
+    static constexpr uint32_t kEnd = kResidual + S::kSquads * kOfSquad;
+    static_assert(!kHasSquads<S> || !S::kHasExperts, "experts' products have no squads");
+    static_assert(S::kSquads <= Dims::kBlocksPerGroup, "a squad has blocks");
 
     // Returns where float4 `index4` of a vector lies for position `number` of the chunk, in float4s
     // from the beginning of the vector's slots.
@@ -271,9 +271,9 @@ struct ChunkLayout {
 
     // ---- Steps ----------------------------------------------------------------------------------
 
-    // Steps are numbered from 1, through all passes of all requests. All crews' chunks of a pass have
-    // its number. A layer has the steps of its
-    // ops. Before them comes one step for the embedding, which only the first layer uses.
+    // Steps are numbered from 1, through all passes of all requests: the chunks of all squads have
+    // their pass's number. A layer has the steps of its ops. Before them comes one step for the
+    // embedding, which only the first layer uses.
     static constexpr uint32_t kEach = static_cast<uint32_t>(Step::kNum);
     static constexpr uint32_t kOfLayer = S::kNumOps * kEach + 1;
     // How many steps a chunk has. The last one is its end.
@@ -312,8 +312,9 @@ struct BesideVectors {
     MeetingPlace met;
     mem::CopyBarrier ready;  // ends a phase when the producer warp lets the consumer warps go on
     uint32_t stops[2];       // a Stop for each parity of the phase of `ready`
-    // The sums of a round of a product, [row tile][lane][position][row] (ChunkLayout::total_at). They come last, so that the ring's
-    // stages lie right behind them: see PrefillShared::partials().
+    // The sums of a round of a product, [row tile][lane][position][row] (ChunkLayout::total_at).
+    // They come last, so that the ring's stages lie right behind them: see
+    // PrefillShared::partials().
     alignas(kKcclLineBytes) Float4 totals[ChunkLayout<S>::kTotals];
 };
 

@@ -18,22 +18,22 @@
 
 namespace kccl::decode {
 
-// A chunk: neighbouring positions of a prompt, which a crew runs together (prefill_shape.cuh).
+// A chunk: neighbouring positions of a prompt, which a squad runs together (prefill_shape.cuh).
 struct PromptChunk {
     uint32_t number;  // counts the passes of all requests
     uint32_t first;   // the first position
     uint32_t num;     // how many positions: S::kChunk, in the last chunk perhaps fewer; 0: the
-                      // block belongs to no crew of the pass
+                      // block belongs to no squad of the pass
 };
 
 // The positions of a pass, in the last one perhaps fewer.
 template <class S>
-constexpr uint32_t kPassPositions = S::kChunk * S::kCrews;
+constexpr uint32_t kPassPositions = S::kChunk * S::kSquads;
 
-// The crews of a pass.
-struct Crews {
+// The squads of a pass.
+struct Squads {
     uint32_t num;
-    uint32_t blocks;  // of each crew, in each lane group
+    uint32_t blocks;  // of each squad, in each lane group
 };
 
 // The memory scope of what all ranks share.
@@ -64,38 +64,40 @@ class PrefillWarp {
     KCCL_DECODE Float4* in_exchange_buffer(int rank, uint32_t slot) const {
         return reinterpret_cast<Float4*>(task_.exchange_buffers[rank]) + slot;
     }
-    // Returns where a slot of the block's crew is: kResidual or one behind it.
+    // Returns where a slot of the block's squad is: kResidual or one behind it.
     KCCL_DECODE Float4* here(uint32_t slot) const {
-        return in_exchange_buffer(comm_.rank, slot + crew() * ChunkLayout<S>::kOfCrew);
+        return in_exchange_buffer(comm_.rank, slot + squad() * ChunkLayout<S>::kOfSquad);
     }
 
     // Begins a pass, which has the request's positions from `first` on. Returns the chunk of the
-    // block's crew.
+    // block's squad.
     KCCL_DECODE PromptChunk join(uint32_t number, uint32_t first) {
         const uint32_t num = least_of(task_.num_ids - first, kPassPositions<S>);
-        if constexpr (!kHasCrews<S>) return {number, first, num};
-        const uint32_t crews = ceil_div(num, S::kChunk);
-        crews_ = {crews, Dims::kBlocksPerGroup / crews};
-        crew_ = block_in_group() / crews_.blocks;
-        const uint32_t before = crew_ * S::kChunk;
+        if constexpr (!kHasSquads<S>) return {number, first, num};
+        const uint32_t squads = ceil_div(num, S::kChunk);
+        squads_ = {squads, Dims::kBlocksPerGroup / squads};
+        squad_ = block_in_group() / squads_.blocks;
+        const uint32_t before = squad_ * S::kChunk;
         return {number, first + before, before < num ? least_of(num - before, S::kChunk) : 0};
     }
-    // crew() returns the number of the block's crew, block_in_crew() the block's number in it, and
-    // crew_blocks() the number of the crew's blocks in this lane group.
-    KCCL_DECODE uint32_t crew() const { return kHasCrews<S> ? crew_ : 0; }
-    KCCL_DECODE uint32_t crew_blocks() const {
-        return kHasCrews<S> ? crews_.blocks : Dims::kBlocksPerGroup;
+    // squad() returns the number of the block's squad, block_in_squad() the block's number in it,
+    // and squad_blocks() the number of the squad's blocks in this lane group.
+    KCCL_DECODE uint32_t squad() const { return kHasSquads<S> ? squad_ : 0; }
+    KCCL_DECODE uint32_t squad_blocks() const {
+        return kHasSquads<S> ? squads_.blocks : Dims::kBlocksPerGroup;
     }
-    KCCL_DECODE uint32_t block_in_crew() const { return block_in_group() - crew() * crew_blocks(); }
-    // Returns the number of the lane group's blocks that belong to a crew of the pass.
+    KCCL_DECODE uint32_t block_in_squad() const {
+        return block_in_group() - squad() * squad_blocks();
+    }
+    // Returns the number of the lane group's blocks that belong to a squad of the pass.
     KCCL_DECODE uint32_t num_busy() const {
-        return kHasCrews<S> ? crews_.num * crews_.blocks : Dims::kBlocksPerGroup;
+        return kHasSquads<S> ? squads_.num * squads_.blocks : Dims::kBlocksPerGroup;
     }
     // Returns which row tiles of a product the block has.
     template <class M>
     KCCL_DECODE Cut tiles() const {
-        if constexpr (!kHasCrews<S>) return M::tiles_of(block_in_group());
-        return cut(M::kTiles, block_in_crew(), crew_blocks());
+        if constexpr (!kHasSquads<S>) return M::tiles_of(block_in_group());
+        return cut(M::kTiles, block_in_squad(), squad_blocks());
     }
     KCCL_DECODE uint32_t* done(int rank, uint32_t of_rank, uint32_t of_block) const {
         return reinterpret_cast<uint32_t*>(in_exchange_buffer(rank, ChunkLayout<S>::kDone)) +
@@ -111,8 +113,8 @@ class PrefillWarp {
     const DeviceComm& comm_;
     const Task& task_;
     PrefillShared<S>& shared_;
-    Crews crews_ = {};
-    uint32_t crew_ = 0;
+    Squads squads_ = {};
+    uint32_t squad_ = 0;
 };
 
 // A consumer warp, which computes.
@@ -219,11 +221,11 @@ class PrefillProducer : public PrefillWarp<S> {
     KCCL_DECODE PrefillProducer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : PrefillWarp<S>(comm, task, shared), vectors_(shared.ring, comm) {}
 
-    // Waits until all blocks of this block's crew have done a step.
-    KCCL_DECODE bool await_crew(uint32_t number) {
-        return await_blocks(number, this->crew() * this->crew_blocks(), this->crew_blocks());
+    // Waits until all blocks of this block's squad have done a step.
+    KCCL_DECODE bool await_squad(uint32_t number) {
+        return await_blocks(number, this->squad() * this->squad_blocks(), this->squad_blocks());
     }
-    // Waits until the blocks of all crews of this block's lane group have done a step.
+    // Waits until the blocks of all squads of this block's lane group have done a step.
     KCCL_DECODE bool await_lane_group(uint32_t number) {
         return await_blocks(number, 0, this->num_busy());
     }
@@ -272,7 +274,7 @@ class PrefillProducer : public PrefillWarp<S> {
     KCCL_DECODE void copy(uint32_t slot, uint32_t num_tiles) {
         constexpr uint32_t kRound = ChunkPlan<S, M>::kTilesOfRound;
         mem::fence_copies();
-        if constexpr (!kHasCrews<S>) return copy_round<M>(slot, num_tiles);
+        if constexpr (!kHasSquads<S>) return copy_round<M>(slot, num_tiles);
         for (uint32_t before = 0; before < num_tiles; before += kRound) {
             copy_round<M>(slot, least_of(num_tiles - before, kRound));
         }

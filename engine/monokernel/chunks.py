@@ -68,8 +68,10 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
     return min(kind.chunk_warps, key=copied)
 
 
-def crews_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind) -> tuple[int, int]:
-    """Returns Tuning.crews and Tuning.crew_rows. Experts' products have one crew, and so have
+def squads_for(
+    program: Program, lanes: tuple[int, int], blocks: int, kind: Kind
+) -> tuple[int, int]:
+    """Returns Tuning.squads and Tuning.squad_rows. Experts' products have one squad, and so have
     formats with scales, whose sums take more registers. Where a module's outputs need the lanes of
     other blocks at once, one round's sums would have to be kept until these are there.
 
@@ -81,20 +83,20 @@ def crews_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind)
     """
     of_model, of_residual = lanes
     waits = of_model > of_residual and any(op.is_blocking for op in program.ops)
-    if program.config.experts is not None or has_scales(program) or waits or kind.crews == 1:
+    if program.config.experts is not None or has_scales(program) or waits or kind.squads == 1:
         return 1, 1
     # A warp adds up several lanes in registers.
-    return min(kind.crews, blocks), 2 if of_residual > 1 else 4
+    return min(kind.squads, blocks), 2 if of_residual > 1 else 4
 
 
-def message_modules(program: Program, crews: int) -> int:
-    """Returns for how many neighbouring modules prefill keeps messages, all modules' with one crew.
+def message_modules(program: Program, squads: int) -> int:
+    """Returns for how many neighbouring modules prefill keeps messages: for all with one squad.
     A module's messages take the place of those of the module so many before it. A block that adds
     up the messages of a module knows that the blocks with its rows have finished that module. So
     when it sends, they must have added up by then what it overwrites.
     """
     ends = [op for op in program.ops if KINDS[op.kind].ends_module]
-    if crews == 1:
+    if squads == 1:
         return len(ends)
     sources = [-1 if op.receives is None else op.receives for op in ends]
     readers = {source: module for module, source in enumerate(sources)}

@@ -114,13 +114,13 @@ class Kernels:
             if samples or not overlaps or columns > 1:
                 names = ["decode", "describe"]
             module = self._launcher.compile(text, names)
-            sizes, crew_shared = self._sizes_of(module, "describe"), 0
-            if "describe_crews" in names:
-                of_crews = self._sizes_of(module, "describe_crews")
-                crew_shared = of_crews.prefill_shared
-                most = max(sizes.exchange_buffer, of_crews.exchange_buffer)
+            sizes, squad_shared = self._sizes_of(module, "describe"), 0
+            if "describe_squads" in names:
+                of_squads = self._sizes_of(module, "describe_squads")
+                squad_shared = of_squads.prefill_shared
+                most = max(sizes.exchange_buffer, of_squads.exchange_buffer)
                 sizes = sizes._replace(exchange_buffer=most)
-            self._known[key] = Compiled(module, sizes, crew_shared)
+            self._known[key] = Compiled(module, sizes, squad_shared)
         return self._known[key]
 
     def _sizes_of(self, module: Any, kernel: str) -> loading.Sizes:

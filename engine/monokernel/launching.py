@@ -14,7 +14,7 @@ from .loading import Sizes
 from .made import DrawnProduct, NestedPart, PairedProduct
 from .shape import Tuning
 from .source import KERNELS
-from .task import has_crews
+from .task import has_squads
 
 # How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
@@ -61,12 +61,12 @@ KCCL_KERNEL void {name}(uint8_t* out, const uint8_t* blocks, uint64_t rows, uint
 
 class Compiled(NamedTuple):
     """A compiled module of source.py, the sizes that its kernel `describe` reports, and the size of
-    a block's shared memory in prefill with crews.
+    a block's shared memory in prefill with squads.
     """
 
     module: Any
     sizes: Sizes
-    crew_shared: int = 0
+    squad_shared: int = 0
 
 
 class Launcher:
@@ -225,16 +225,22 @@ class Grids:
     def prefill(self, task: Any) -> None:
         """Runs a task's ids in chunks, which fills the KV cache."""
         tuning, usual = self._tuning, self._usual
-        if has_crews(task, tuning):
-            return self.prefill_in_crews(task)
+        if has_squads(task, tuning):
+            return self._prefill_in_squads(task)
         warps = tuning.chunk_warps + tuning.chunk_others
         self._launch(usual.module, "prefill", task, warps, usual.sizes.prefill_shared)
 
-    def prefill_in_crews(self, task: Any) -> None:
-        """Does the same with the kernel that has crews."""
-        warps = self._tuning.crew_warps + self._tuning.crew_others
-        shared = self._usual.crew_shared
-        self._launch(self._usual.module, "prefill_in_crews", task, warps, shared)
+    def _prefill_in_squads(self, task: Any) -> None:
+        warps = self._tuning.squad_warps + self._tuning.squad_others
+        shared = self._usual.squad_shared
+        self._launch(self._usual.module, "prefill_in_squads", task, warps, shared)
+
+    def load_prefill(self, task: Any) -> None:
+        """Launches the kernels of prefill, if there are any, with a task that has no ids."""
+        if self._tuning.chunk > 1:
+            self.prefill(task)
+        if self._tuning.chunk > 1 and self._tuning.squads > 1:
+            self._prefill_in_squads(task)
 
     def decode(self, decoder: Compiled, task: Any) -> None:
         """Runs a task with the decode kernel of a module."""

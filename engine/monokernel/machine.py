@@ -47,10 +47,10 @@ class Kind:
         chunk_least_of_experts: Tuning.chunk_least of a mixture of experts.
         chunk_share: The positions whose sums of the experts' last product a warp keeps in shared
             memory. A chunk has one or more such shares.
-        crews: The most chunks that the blocks of a residual run beside each other, each by a crew.
-        crew_warps: The consumer warps of a block in prefill with several crews.
-        crew_steps: chunk_steps with several crews, where warps have two and four row tiles.
-        crew_stage_bytes: The bytes of the stages of vectors then.
+        squads: The most chunks that a residual's blocks run beside each other, each by a squad.
+        squad_warps: The consumer warps of a block in prefill with several squads.
+        squad_steps: chunk_steps with several squads, where warps have two and four row tiles.
+        squad_stage_bytes: The bytes of the stages of vectors then.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
         most_kv_strands: The most KV strands of a KV head. With n strands, a strand is every n-th
             tile of 16 positions, and one warp goes over it.
@@ -77,10 +77,10 @@ class Kind:
     chunk_steps_of_experts: int = 1
     chunk_least_of_experts: int = 9
     chunk_share: int = 128
-    crews: int = 8
-    crew_warps: int = 8
-    crew_steps: tuple[int, int] = (4, 3)
-    crew_stage_bytes: int = 112 << 10
+    squads: int = 8
+    squad_warps: int = 8
+    squad_steps: tuple[int, int] = (4, 3)
+    squad_stage_bytes: int = 112 << 10
     vectors: int = lib.kKcclDecodeVectors
     most_kv_strands: int = 64
     kv_strands_of_experts: int = 2
@@ -114,7 +114,7 @@ AMD = Kind(
     chunk_of_experts=32,
     chunk_steps_of_experts=2,
     chunk_least_of_experts=1,
-    crews=1,
+    squads=1,
     vectors=lib.kKcclDecodeVectorsOnAmd,
 )
 """Derived from the code that clang makes for gfx942 and from published numbers; not measured."""

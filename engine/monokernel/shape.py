@@ -61,12 +61,12 @@ class Tuning:
         chunk_steps: The most steps of a stage of that ring. A step is 16 elements of all positions.
         chunk_shares: In a mixture of experts, the shares into which the positions of a chunk are
             cut for the experts' last product. A warp keeps the sums of one share.
-        crews: The most chunks that the blocks of a residual run beside each other, each by a crew
+        squads: The most chunks that the blocks of a residual run beside each other, each by a squad
             (kernels/prefill_shape.cuh). Prompts of more positions than a chunk have a kernel with
-            crews. 1: no prompt has, and the fields crew_* are not used.
-        crew_warps, crew_others, crew_stages, crew_steps: With crews, in place of chunk_*.
-        crew_rows: The row tiles that a warp of a crew multiplies at a time.
-        crew_each: The most multiplications that a warp of a crew makes with a tile of weights.
+            squads. 1: no prompt has, and the fields squad_* are not used.
+        squad_warps, squad_others, squad_stages, squad_steps: With squads, in place of chunk_*.
+        squad_rows: The row tiles that a warp of a squad multiplies at a time.
+        squad_each: The most multiplications that a warp of a squad makes with a tile of weights.
     """
 
     blocks: int
@@ -97,10 +97,10 @@ class Tuning:
     chunk_stages: int = 5
     chunk_steps: int = 6
     chunk_shares: int = 1
-    crews: int = 1
-    crew_warps: int = 8
-    crew_others: int = 1
-    crew_stages: int = 5
-    crew_steps: int = 4
-    crew_rows: int = 2
-    crew_each: int = 8
+    squads: int = 1
+    squad_warps: int = 8
+    squad_others: int = 1
+    squad_stages: int = 5
+    squad_steps: int = 4
+    squad_rows: int = 2
+    squad_each: int = 8

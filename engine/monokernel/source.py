@@ -15,8 +15,8 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
     """Returns the names of the kernels in source_of()."""
     prefill = ["prefill"] if tuning.chunk > 1 else []
-    if tuning.chunk > 1 and tuning.crews > 1:
-        prefill += ["prefill_in_crews", "describe_crews"]
+    if tuning.chunk > 1 and tuning.squads > 1:
+        prefill += ["prefill_in_squads", "describe_squads"]
     trace = ["describe_trace"] if traces else []
     return ["decode", "pack", "copy_cache", "describe", "locate", *prefill, *trace]
 
@@ -30,20 +30,20 @@ void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
 }
 """
 
-_CREWS = """
-struct ModelOfCrews : Model {{
+_SQUADS = """
+struct ModelOfSquads : Model {{
     {members}
 }};
 
-KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<ModelOfCrews>)
-void prefill_in_crews(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
+KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<ModelOfSquads>)
+void prefill_in_squads(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
                       KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
     using namespace kccl::platform;
-    kccl::decode::run_prefill<ModelOfCrews>(first_parameter(comm), second_parameter(comm, task));
+    kccl::decode::run_prefill<ModelOfSquads>(first_parameter(comm), second_parameter(comm, task));
 }}
 
-KCCL_KERNEL void describe_crews(KcclDecodeSizes* out) {{
-    kccl::decode::describe<ModelOfCrews>(out);
+KCCL_KERNEL void describe_squads(KcclDecodeSizes* out) {{
+    kccl::decode::describe<ModelOfSquads>(out);
 }}
 """
 
@@ -59,17 +59,17 @@ def _members(numbers: dict[str, int]) -> str:
     return "\n    ".join(lines)
 
 
-def _of_crews(program: Program, tuning: Tuning) -> dict[str, int]:
-    """Returns the numbers of a shape that differ in the kernel with crews."""
+def _of_squads(program: Program, tuning: Tuning) -> dict[str, int]:
+    """Returns the numbers of a shape that differ in the kernel with squads."""
     return {
-        "Crews": tuning.crews,
-        "ChunkWarps": tuning.crew_warps,
-        "ChunkOthers": tuning.crew_others,
-        "ChunkStages": tuning.crew_stages,
-        "ChunkSteps": tuning.crew_steps,
-        "ChunkRows": tuning.crew_rows,
-        "ChunkEach": tuning.crew_each,
-        "MessageModules": message_modules(program, tuning.crews),
+        "Squads": tuning.squads,
+        "ChunkWarps": tuning.squad_warps,
+        "ChunkOthers": tuning.squad_others,
+        "ChunkStages": tuning.squad_stages,
+        "ChunkSteps": tuning.squad_steps,
+        "ChunkRows": tuning.squad_rows,
+        "ChunkEach": tuning.squad_each,
+        "MessageModules": message_modules(program, tuning.squads),
     }
 
 
@@ -135,7 +135,7 @@ def source_of(
         "ChunkStages": tuning.chunk_stages,
         "ChunkSteps": tuning.chunk_steps,
         "ChunkShares": tuning.chunk_shares,
-        "Crews": 1,
+        "Squads": 1,
         "ChunkRows": 1,
         "ChunkEach": 16,
         "MessageModules": message_modules(program, 1),
@@ -177,8 +177,8 @@ def source_of(
     ]
     has_prefill = tuning.chunk > 1 and not samples and overlaps and columns == 1
     prefill = _PREFILL if has_prefill else ""
-    if has_prefill and tuning.crews > 1:
-        prefill += _CREWS.format(members=_members(_of_crews(program, tuning)))
+    if has_prefill and tuning.squads > 1:
+        prefill += _SQUADS.format(members=_members(_of_squads(program, tuning)))
     trace = _TRACE if traces else ""
     return f"""
 {cases_of(program)}

@@ -45,16 +45,16 @@ def split_off_prefill(task: Any, tuning: Tuning, passes: int) -> Any:
     return prefill
 
 
-def has_crews(prefill: Any, tuning: Tuning) -> bool:
-    """Tells whether a KcclDecodeTask of split_off_prefill() runs in crews: with several chunks."""
+def has_squads(prefill: Any, tuning: Tuning) -> bool:
+    """Tells whether a KcclDecodeTask of split_off_prefill() runs in squads: with several chunks."""
     positions: int = prefill.num_ids - prefill.start
-    return tuning.crews > 1 and positions > tuning.chunk
+    return tuning.squads > 1 and positions > tuning.chunk
 
 
 def num_passes(prefill: Any, tuning: Tuning) -> int:
     """Returns how many passes a KcclDecodeTask of split_off_prefill() has."""
-    crews = tuning.crews if has_crews(prefill, tuning) else 1
-    return -(-(prefill.num_ids - prefill.start) // (tuning.chunk * crews))
+    squads = tuning.squads if has_squads(prefill, tuning) else 1
+    return -(-(prefill.num_ids - prefill.start) // (tuning.chunk * squads))
 
 
 def mailbox_at(address: int) -> Any:

@@ -13,9 +13,9 @@ from .chunks import (
     chunk_shares,
     chunk_stages,
     chunk_warps,
-    crews_for,
     fitted_to_memory,
     kv_strands_for,
+    squads_for,
 )
 from .layout import (
     TILE,
@@ -120,9 +120,9 @@ def tuning_for(
         of_residual = lanes // groups, blocks // groups
         kind = fitted_to_memory(program, of_residual, kind, warps, kv_strands, machine.shared_bytes)
     of_lanes = c.num_lanes, lanes // groups
-    crews, rows = crews_for(program, of_lanes, blocks // groups, kind) if has_chunks else (1, 1)
+    squads, rows = squads_for(program, of_lanes, blocks // groups, kind) if has_chunks else (1, 1)
     warps_of_chunk = chunk_warps(program, lanes // groups, blocks // groups, kind)
-    crew_steps = kind.crew_steps[rows > 2]
+    squad_steps = kind.squad_steps[rows > 2]
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -149,12 +149,12 @@ def tuning_for(
         chunk_stages=chunk_stages(c, kind, kv_strands),
         chunk_steps=kind.chunk_steps,
         chunk_shares=chunk_shares(kind) if c.experts is not None else 1,
-        crews=crews,
-        crew_warps=kind.crew_warps,
-        crew_others=-(kind.crew_warps + 1) % kind.warps_together + 1,
-        crew_stages=kind.crew_stage_bytes // (crew_steps * kind.chunk * TILE * 4),
-        crew_steps=crew_steps,
-        crew_rows=rows,
+        squads=squads,
+        squad_warps=kind.squad_warps,
+        squad_others=-(kind.squad_warps + 1) % kind.warps_together + 1,
+        squad_stages=kind.squad_stage_bytes // (squad_steps * kind.chunk * TILE * 4),
+        squad_steps=squad_steps,
+        squad_rows=rows,
     )
 
 

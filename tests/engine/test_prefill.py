@@ -32,7 +32,7 @@ pytestmark = pytest.mark.takes(30)
 UNCHUNKED = replace(TUNING, blocks=8)
 CHUNKED = replace(UNCHUNKED, chunk=4, chunk_warps=2, chunk_stages=3, chunk_steps=2)
 # The blocks of a residual run two chunks beside each other.
-CREWED = replace(CHUNKED, crews=2, crew_warps=2, crew_stages=3, crew_steps=2)
+IN_SQUADS = replace(CHUNKED, squads=2, squad_warps=2, squad_stages=3, squad_steps=2)
 # The window of tiny-laneformer is 4: it begins in the chunk before.
 IDS = [5, 99, 17, 64, 2, 120, 33, 7, 81]
 NEW = 2
@@ -120,21 +120,21 @@ def test_tuning_of_chunks_changes_no_bit(model, change):
     ("model", "change"),
     [
         # A warp has one row tile more than there are. Totals lie in shared memory.
-        ("tiny-laneformer", {"crew_rows": 3, "crew_steps": 4}),
-        # Lanes are added in registers. Three crews leave two of eight blocks idle.
-        ("tiny-llama", {"crews": 3}),
+        ("tiny-laneformer", {"squad_rows": 3, "squad_steps": 4}),
+        # Lanes are added in registers. Three squads leave two of eight blocks idle.
+        ("tiny-llama", {"squads": 3}),
         # A warp of three has no row tiles in a product's second round.
-        ("tiny-qwen3", {"crews": 4, "crew_warps": 3}),
+        ("tiny-qwen3", {"squads": 4, "squad_warps": 3}),
     ],
     ids=str,
 )
-def test_crews_change_no_bit(model, change):
-    check(model, *run(model, tuning=replace(CREWED, **change), lasts=(6, 2, 1)))
+def test_squads_change_no_bit(model, change):
+    check(model, *run(model, tuning=replace(IN_SQUADS, **change), lasts=(6, 2, 1)))
 
 
 @pytest.mark.long
-def test_crews_run_several_passes():
-    """Two passes have two crews each, and the last one has one, whose chunk is not full."""
+def test_squads_run_several_passes():
+    """Two passes have two squads each, and the last one has one, whose chunk is not full."""
     ids = [int(i) for i in np.random.default_rng(4).integers(0, 128, 20)]
 
     def logits(tuning: Tuning) -> Array:
@@ -146,14 +146,14 @@ def test_crews_run_several_passes():
 
         return kccl.run_threads(main, 1, backend="sim")[0]
 
-    found, wanted = logits(CREWED), logits(UNCHUNKED)
+    found, wanted = logits(IN_SQUADS), logits(UNCHUNKED)
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 @pytest.mark.long
-def test_crews_of_several_ranks_change_no_bit():
+def test_squads_of_several_ranks_change_no_bit():
     simulation = {"seed": 2, "warp_size": 64, "model": "gfx942"}
-    check("tiny-laneformer", *run("tiny-laneformer", 2, CREWED, **simulation))
+    check("tiny-laneformer", *run("tiny-laneformer", 2, IN_SQUADS, **simulation))
 
 
 @pytest.mark.long
@@ -165,9 +165,9 @@ def test_messages_take_the_place_of_earlier_ones(monkeypatch):
 
     monkeypatch.setattr(sys.modules[__name__], "checkpoint", checkpoint)
     program = Program(checkpoint("tiny-laneformer").config)
-    assert message_modules(program, crews=2) == 4 < message_modules(program, crews=1) == 10
+    assert message_modules(program, squads=2) == 4 < message_modules(program, squads=1) == 10
     (wanted,), tokens = run("tiny-laneformer", tuning=UNCHUNKED, lasts=(2,))
-    (found,), found_tokens = run("tiny-laneformer", 2, CREWED, seed=1)
+    (found,), found_tokens = run("tiny-laneformer", 2, IN_SQUADS, seed=1)
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
     assert found_tokens == tokens
 
@@ -278,11 +278,11 @@ BUGS = {
         "*total++ = sum;",
     ),
 }
-BUGS_OF_CREWS = {
-    "a crew does not wait for the others' keys": (
+BUGS_OF_SQUADS = {
+    "a squad does not wait for the others' keys": (
         "prefill.cuh",
         "producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));",
-        "producer.await_crew(C::number_of(chunk, layer, OP, Step::kHalf));",
+        "producer.await_squad(C::number_of(chunk, layer, OP, Step::kHalf));",
     ),
     "a round's sums replace those that others still read": (
         "prefill.cuh",
@@ -292,11 +292,11 @@ BUGS_OF_CREWS = {
 }
 
 
-@pytest.mark.parametrize("bug", hunted(BUGS | BUGS_OF_CREWS))
+@pytest.mark.parametrize("bug", hunted(BUGS | BUGS_OF_SQUADS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
-    plant(tmp_path, monkeypatch, *(BUGS | BUGS_OF_CREWS)[bug])
+    plant(tmp_path, monkeypatch, *(BUGS | BUGS_OF_SQUADS)[bug])
     wanted, _ = expected("tiny-laneformer")
-    tuning = CREWED if bug in BUGS_OF_CREWS else CHUNKED
+    tuning = IN_SQUADS if bug in BUGS_OF_SQUADS else CHUNKED
 
     def is_right(seed: int) -> bool:
         (logits,), _ = run("tiny-laneformer", 1, tuning, lasts=(1,), max_tokens=1, seed=seed)
