@@ -64,7 +64,7 @@ class ChunkMultiplier {
                     // time as the vectors of a short product.
                     Totals totals = {};
                     multiply(tiles, item, lane, totals);
-                    if constexpr (!kTotalsAreShared) store(totals, item, lane);
+                    store(totals, item, lane);
                 } else {
                     skip();
                 }
@@ -90,11 +90,8 @@ class ChunkMultiplier {
     // the multiplication before has read its own. With scales, registers are too few for more.
     static constexpr uint32_t kMultiplications = kRun * kEach;
     static constexpr uint32_t kAhead = kHasScales<F> ? 0 : least_of(2, kMultiplications);
-    // A warp with so many sums has no registers for their totals.
-    static constexpr bool kTotalsAreShared = kHasSquads<S> && S::kChunkRows * S::kChunkEach > 16;
-    static_assert(!kAddsLanes<S, M> || !kTotalsAreShared, "lanes are added in registers");
     struct Totals {
-        float of[kTotalsAreShared ? 1 : kRows][kEach][Unit::kTotals];
+        float of[kRows][kEach][Unit::kTotals];
     };
 
     // The weights of a run.
@@ -209,13 +206,9 @@ class ChunkMultiplier {
             for (uint32_t r = 0; r < kRows; ++r) {
                 KCCL_UNROLL
                 for (uint32_t k = 0; k < kEach; ++k) {
-                    if constexpr (kTotalsAreShared) {
-                        add_to_shared(sums[r][k], item, lane, r, k, of_columns == 0);
-                    } else {
-                        float* total = totals.of[r][k];
-                        lane_.totals(sums[r][k],
-                                     [&](uint32_t, uint32_t, float sum) { *total++ += sum; });
-                    }
+                    float* total = totals.of[r][k];
+                    lane_.totals(sums[r][k],
+                                 [&](uint32_t, uint32_t, float sum) { *total++ += sum; });
                 }
             }
         }
@@ -281,15 +274,6 @@ class ChunkMultiplier {
         return reinterpret_cast<float*>(consumer_.shared().totals +
                                         ChunkLayout<S>::total_at(tile, number, row / 4)) +
                row % 4;
-    }
-    template <class SUMS>
-    KCCL_DECODE void add_to_shared(const SUMS& sums, uint32_t item, uint32_t lane, uint32_t r,
-                                   uint32_t k, bool is_first) const {
-        lane_.totals(sums, [&](uint32_t row, uint32_t vector, float sum) {
-            if (row >= kTileRows) return;
-            float* const total = total_at(item, lane, r, k, vector, row);
-            mem::store_plain(total, (is_first ? 0.0f : mem::load_plain(total)) + sum);
-        });
     }
     KCCL_DECODE void store(const Totals& totals, uint32_t item, uint32_t lane) const {
         KCCL_UNROLL

@@ -68,10 +68,8 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
     return min(kind.chunk_warps, key=copied)
 
 
-def squads_for(
-    program: Program, lanes: tuple[int, int], blocks: int, kind: Kind
-) -> tuple[int, int]:
-    """Returns Tuning.squads and Tuning.squad_rows. Experts' products have one squad, and so have
+def squads_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind) -> int:
+    """Returns Tuning.squads. Experts' products have one squad, and so have
     formats with scales, whose sums take more registers. Where a module's outputs need the lanes of
     other blocks at once, one round's sums would have to be kept until these are there.
 
@@ -83,10 +81,9 @@ def squads_for(
     """
     of_model, of_residual = lanes
     waits = of_model > of_residual and any(op.is_blocking for op in program.ops)
-    if program.config.experts is not None or has_scales(program) or waits or kind.squads == 1:
-        return 1, 1
-    # A warp adds up several lanes in registers.
-    return min(kind.squads, blocks), 2 if of_residual > 1 else 4
+    if program.config.experts is not None or has_scales(program) or waits:
+        return 1
+    return min(kind.squads if of_residual > 1 else kind.squads_of_lane, blocks)
 
 
 def message_modules(program: Program, squads: int) -> int:

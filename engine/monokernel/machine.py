@@ -49,7 +49,9 @@ class Kind:
             memory. A chunk has one or more such shares.
         squads: The most chunks that a residual's blocks run beside each other, each by a squad.
         squad_warps: The consumer warps of a block in prefill with several squads.
-        squad_steps: chunk_steps with several squads, where warps have two and four row tiles.
+        squad_steps: chunk_steps with several squads.
+        squad_rows: The row tiles that a warp of a squad multiplies at a time.
+        squads_of_lane: `squads` where a residual has one lane, and so fewer blocks.
         squad_stage_bytes: The bytes of the stages of vectors then.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
         most_kv_strands: The most KV strands of a KV head. With n strands, a strand is every n-th
@@ -79,7 +81,9 @@ class Kind:
     chunk_share: int = 128
     squads: int = 8
     squad_warps: int = 8
-    squad_steps: tuple[int, int] = (4, 3)
+    squad_steps: int = 4
+    squad_rows: int = 2
+    squads_of_lane: int = 4
     squad_stage_bytes: int = 112 << 10
     vectors: int = lib.kKcclDecodeVectors
     most_kv_strands: int = 64
@@ -115,6 +119,7 @@ AMD = Kind(
     chunk_steps_of_experts=2,
     chunk_least_of_experts=1,
     squads=1,
+    squads_of_lane=1,
     vectors=lib.kKcclDecodeVectorsOnAmd,
 )
 """Derived from the code that clang makes for gfx942 and from published numbers; not measured."""

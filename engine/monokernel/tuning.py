@@ -120,9 +120,8 @@ def tuning_for(
         of_residual = lanes // groups, blocks // groups
         kind = fitted_to_memory(program, of_residual, kind, warps, kv_strands, machine.shared_bytes)
     of_lanes = c.num_lanes, lanes // groups
-    squads, rows = squads_for(program, of_lanes, blocks // groups, kind) if has_chunks else (1, 1)
+    squads = squads_for(program, of_lanes, blocks // groups, kind) if has_chunks else 1
     warps_of_chunk = chunk_warps(program, lanes // groups, blocks // groups, kind)
-    squad_steps = kind.squad_steps[rows > 2]
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -152,9 +151,9 @@ def tuning_for(
         squads=squads,
         squad_warps=kind.squad_warps,
         squad_others=-(kind.squad_warps + 1) % kind.warps_together + 1,
-        squad_stages=kind.squad_stage_bytes // (squad_steps * kind.chunk * TILE * 4),
-        squad_steps=squad_steps,
-        squad_rows=rows,
+        squad_stages=kind.squad_stage_bytes // (kind.squad_steps * kind.chunk * TILE * 4),
+        squad_steps=kind.squad_steps,
+        squad_rows=kind.squad_rows,
     )
 
 

@@ -119,7 +119,7 @@ def test_tuning_of_chunks_changes_no_bit(model, change):
 @pytest.mark.parametrize(
     ("model", "change"),
     [
-        # A warp has one row tile more than there are. Totals lie in shared memory.
+        # A warp has one row tile more than there are.
         ("tiny-laneformer", {"squad_rows": 3, "squad_steps": 4}),
         # Lanes are added in registers. Three squads leave two of eight blocks idle.
         ("tiny-llama", {"squads": 3}),
