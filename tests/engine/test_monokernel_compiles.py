@@ -21,10 +21,10 @@ from kccl.engine.monokernel.tuning import tuning_for
 
 H200 = Machine(132)
 # (model, GPUs, format, whether it samples) -> bytes of registers that may go through memory: in
-# decode, and in prefill, which chooses no token. In BF16 prefill spills once a step, in no loop of
-# a product. In formats with scales such loops spill, too, and a prompt takes longer.
+# decode, and in prefill, which chooses no token, with chunks and with squads. In BF16 prefill
+# spills once a step, in no loop of a product. In formats with scales such loops spill, too, and a prompt takes longer.
 MOST_BYTES = {
-    ("laneformer-2b", 1, "bfloat16", False): (112, 320),
+    ("laneformer-2b", 1, "bfloat16", False): (112, 320, 900),
     ("llama-1b", 1, "bfloat16", True): (512,),
     ("laneformer-2b", 1, "e4m3_128", False): (112, 1408),
     # With zero points, and twelve warps.
@@ -40,11 +40,12 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
     limits = MOST_BYTES[model, gpus, dtype, samples]
-    kernels = dict(zip(("6decode14", "7prefill14"), limits, strict=False))
+    symbols = "6decode14", "7prefill14", "17prefill_in_squads14"
+    kernels = dict(zip(symbols, limits, strict=False))
     program = Program(MODELS[model], dict.fromkeys(KINDS, MULTIPLIED[dtype]))
     tuning = tuning_for(program, gpus, H200)
     source = source_of(program, gpus, CONTEXT, tuning, samples=samples)
-    names = ["decode"] if samples else ["decode", "prefill"]
+    names = ["decode", "prefill", "prefill_in_squads"][: len(limits)]
     ptx, log = compile_cuda(library, source, names, "sm_90a", headers)
     entries = ptx_entries(ptx)
     for kernel, most in kernels.items():
