@@ -54,7 +54,8 @@ def has_squads(prefill: Any, tuning: Tuning) -> bool:
 def num_passes(prefill: Any, tuning: Tuning) -> int:
     """Returns how many passes a KcclDecodeTask of split_off_prefill() has."""
     squads = tuning.squads if has_squads(prefill, tuning) else 1
-    return -(-(prefill.num_ids - prefill.start) // (tuning.chunk * squads))
+    positions: int = prefill.num_ids - prefill.start
+    return -(-positions // (tuning.chunk * squads))
 
 
 def mailbox_at(address: int) -> Any:
