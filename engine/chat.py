@@ -17,7 +17,13 @@ import kccl
 
 from .api import Engine
 from .commands import screen
-from .commands.options import add_engine_arguments, add_sampling_arguments, sampling, stop_ids
+from .commands.options import (
+    add_engine_arguments,
+    add_sampling_arguments,
+    ngrams_in,
+    sampling,
+    stop_ids,
+)
 from .commands.prompts import chat_options, typed
 from .commands.thoughts import Thoughts
 from .serving.conversation import Conversation
@@ -81,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
             weights=args.weights,
             drafts=args.drafts,
             packed_cache=args.packed_cache,
-            ngrams=args.ngrams,
+            ngrams=ngrams_in(args),
             progress=tell,
         )
     with engine:

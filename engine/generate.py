@@ -10,7 +10,7 @@ import kccl
 from .api import Engine
 from .commands import screen
 from .commands.asked import ask
-from .commands.options import add_arguments, stop_ids
+from .commands.options import add_arguments, ngrams_in, stop_ids
 from .commands.thoughts import Thoughts
 from .model.executor import EndedElsewhere
 
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
             tokenizer=is_text,
             drafts=args.drafts,
             packed_cache=args.packed_cache,
-            ngrams=args.ngrams,
+            ngrams=ngrams_in(args),
             progress=tell,
         )
     with engine:

@@ -16,7 +16,7 @@ import kccl
 
 from .api import Engine
 from .commands import screen
-from .commands.options import add_engine_arguments
+from .commands.options import add_engine_arguments, ngrams_in
 from .commands.processes import Processes, Restarter, measured
 from .executors.requests import integer
 from .serving.sessions import Sessions
@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=int,
         metavar="N",
-        help=f"requests, 1 to 8, that are answered at a time; more than 1 on host and cuda "
-        f"only ({_SLOTS} on host, else 1)",
+        help=f"requests, 1 to 8, that are answered at a time; on hip only 1 "
+        f"({_SLOTS} on host, else 1)",
     )
     parser.add_argument(
         "--queue", type=int, default=_QUEUE, metavar="N", help=f"most requests that wait ({_QUEUE})"
@@ -124,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
     listening = None if kccl.launched_rank() else _listen(args.host, args.port)
     given = {"model": args.model, "backend": args.backend, "blocks": args.blocks}
     given |= {"context": args.context, "dtype": args.dtype, "prefixes": args.prefixes}
-    given |= {"weights": args.weights, "drafts": args.drafts, "ngrams": args.ngrams}
+    given |= {"weights": args.weights, "drafts": args.drafts, "ngrams": ngrams_in(args)}
     given |= {"packed_cache": args.packed_cache}
     given["slots"] = slots_for(args.backend, args.slots)
     say = partial(screen.tell, console)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import kccl
 
 from ..files.checkpoint import open_checkpoint
-from ..files.models import find_model
+from ..files.models import BUNDLED, find_model
 from ..files.ngrams import ngrams_file, write_ngrams
 from ..model.ngrams import MOST_SLOT_BITS, build
 from ..text.tokenizer import Tokenizer
@@ -33,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that are text",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="F", help="the file to write (where the model looks for it)"
+        "--out",
+        type=Path,
+        metavar="F",
+        help="the file to write (where the model looks for it; must be given for bundled)",
     )
     parser.add_argument(
         "--size",
@@ -53,11 +56,17 @@ def main(args: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        InvalidArgument: The model has no tokenizer, or too many ids.
-        kccl.Error: A file cannot be read or written, or no file is text.
+        InvalidArgument: The model has no tokenizer, or too many ids; or it is the bundled one, and
+            `out` is missing.
+        kccl.Error: A file cannot be read or written, no file is text, or the texts are too short.
     """
     console = screen.console(is_quiet=args.quiet)
     model = find_model(args.model)
+    # Its folder is part of the installation, and its table was made of more text.
+    if model == BUNDLED and args.out is None:
+        raise kccl.InvalidArgument(
+            "--out is missing: the bundled model has a table already, which stays"
+        )
     with open_checkpoint(model) as checkpoint:
         if not checkpoint.has_tokenizer:
             raise kccl.InvalidArgument(f"{model} has no tokenizer, so no text becomes its ids")
@@ -66,15 +75,23 @@ def main(args: argparse.Namespace) -> int:
     if not texts:
         raise kccl.Error("no file in these folders is text in UTF-8")
     table = build(texts, vocab_size, (args.size << 18).bit_length() - 1)
+    num_ids, num_runs = sum(map(len, texts)), int(np.count_nonzero(table.words))
+    if num_runs == 0:
+        raise kccl.Error(
+            f"{_counted(num_ids, 'token')} of text: too few for an n-gram, give more text"
+        )
     out = ngrams_file(model) if args.out is None else args.out
     write_ngrams(out, table)
-    num_ids, num_runs = sum(map(len, texts)), int(np.count_nonzero(table.words))
     screen.tell(
         console,
-        f"{out}: {num_runs:,} n-grams from {num_ids:,} tokens of {len(texts):,} files, "
-        f"{args.size} MB",
+        f"{out}: {_counted(num_runs, 'n-gram')} from {_counted(num_ids, 'token')} of "
+        f"{_counted(len(texts), 'file')}, {args.size} MB",
     )
     return 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def _files(path: Path) -> list[Path]:

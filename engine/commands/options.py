@@ -105,7 +105,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ngrams",
         metavar="F",
-        help="file of `kccl drafts`, from which drafts come, too (the model's own, if it has one)",
+        help="with --drafts: file of `kccl drafts`, from which they come, too (the model's own, if "
+        "it has one)",
     )
 
 
@@ -139,6 +140,18 @@ def add_packed_cache_argument(parser: argparse.ArgumentParser) -> None:
         help="a folder that keeps packed weights, so that the next start only reads them; made if "
         "it does not exist (none)",
     )
+
+
+def ngrams_in(args: argparse.Namespace) -> str | None:
+    """Returns Engine's `ngrams`, as the arguments of add_engine_arguments() give it.
+
+    Raises:
+        InvalidArgument: There is a table, and no drafts that could come from it.
+    """
+    ngrams: str | None = args.ngrams
+    if ngrams is not None and args.drafts == "off":
+        raise kccl.InvalidArgument(f"--ngrams {ngrams} is of no use without --drafts")
+    return ngrams
 
 
 def _drafts(text: str) -> str | int:

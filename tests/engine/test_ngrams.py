@@ -211,7 +211,7 @@ def test_the_command_makes_a_table(tmp_path, capsys):
     asked = ["drafts", "bundled", str(folder), "--size", "1", "--out", str(out)]
     assert main(asked) == 0
     shown = capsys.readouterr()
-    assert shown.out == "" and "of 1 files, 1 MB" in shown.err
+    assert shown.out == "" and "of 1 file, 1 MB" in shown.err
     assert out.stat().st_size == 16 + (1 << 20)
     answer = ["generate", "--prompt", "def mean(v", "--max-tokens", "12", "--drafts", "3"]
     assert main([*answer, "--ngrams", str(out)]) == 0
@@ -219,12 +219,21 @@ def test_the_command_makes_a_table(tmp_path, capsys):
     assert "drafts accepted" in shown.err
     assert main(answer) == 0
     assert capsys.readouterr().out == shown.out
+    assert main([*answer[:-2], "--ngrams", str(out)]) == 2
+    assert "is of no use without --drafts" in capsys.readouterr().err
+    (tmp_path / "empty").touch()
     for path, message in (
         (tmp_path / "none", "cannot read"),
         (folder / "image", "is not text in UTF-8"),
+        (tmp_path / "empty", "1 token of text: too few for an n-gram"),
     ):
-        assert main([*asked[:2], str(path)]) == 2
+        assert main([*asked[:2], str(path), "--out", str(tmp_path / "other")]) == 2
         assert message in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    shipped = ngrams_file(find_model("bundled")).read_bytes()
+    assert main(asked[:3]) == 2
+    assert "--out is missing: the bundled model has a table" in capsys.readouterr().err
+    assert ngrams_file(find_model("bundled")).read_bytes() == shipped
     (folder / "some.py").unlink()
     assert main(asked) == 2
     assert "no file in these folders is text" in capsys.readouterr().err
