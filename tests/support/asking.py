@@ -10,11 +10,11 @@ from kccl.engine.serving.http.service import Settings
 BASE = "http://127.0.0.1:8000"
 
 
-def get(app, path, **request):
+def get(app, path, *, method="GET", **request):
     async def answer():
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
-            return await client.get(path, **request)
+            return await client.request(method, path, **request)
 
     return asyncio.run(answer())
 

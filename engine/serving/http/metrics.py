@@ -28,6 +28,8 @@ class Metrics:
             "cached_tokens", "Of these, tokens whose keys and values were kept"
         )
         self.answer_tokens = self._counter("answer_tokens", "Tokens of answers")
+        self.drafts = self._counter("draft_tokens", "Drafts that were checked")
+        self.accepted_drafts = self._counter("accepted_draft_tokens", "Of these, accepted ones")
         self.ends = self._counter("answers", "Answers by how they ended", "end")
         self.first_token = self._histogram(
             "first_token_seconds", "From the request to its first token", _FIRST_S

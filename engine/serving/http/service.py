@@ -277,6 +277,8 @@ class Service:
             end = "failed"
             raise
         finally:
+            metrics.drafts.inc(submission.drafted.proposed)
+            metrics.accepted_drafts.inc(submission.drafted.accepted)
             metrics.ends.labels(end).inc()
 
     async def scores(self, submission: Submission[Scored]) -> list[Scored]:

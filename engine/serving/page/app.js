@@ -272,7 +272,7 @@ function sayToo(text) {
 
 // Milliseconds of each token of an answer behind its first, their texts, and shares of the bound.
 function newRun() {
-  return { times: [], texts: [], shares: [], count: 0, firstMs: null, cached: "–" };
+  return { times: [], texts: [], shares: [], count: 0, firstMs: null, cached: "–", drafts: "–" };
 }
 
 const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
@@ -289,7 +289,7 @@ function rateOf(times) {
 }
 
 function measure() {
-  const { times, shares, count, firstMs, cached } = shown;
+  const { times, shares, count, firstMs, cached, drafts } = shown;
   const share = shares.length ? 100 * median(shares) : null;
   const told = {
     rate: rateOf(times.slice(-RECENT)),
@@ -299,6 +299,7 @@ function measure() {
     count: count || "–",
     bound: share !== null ? `${share.toFixed(0)} %` : info.bandwidth === null && count ? "fits caches" : "–",
     cached,
+    drafts,
   };
   for (const [id, text] of Object.entries(told)) $(id).textContent = text;
   $("bound").title = info.bandwidth === null ? "The caches hold the weights: memory bounds nothing." : "";
@@ -508,6 +509,9 @@ async function read(base, [path, body], signal, message, run, update) {
     if (event.usage) {
       const { prompt_tokens: all, prompt_tokens_details: cached } = event.usage;
       run.cached = `${cached.cached_tokens} of ${all}`;
+      const { accepted_prediction_tokens: accepted = 0, rejected_prediction_tokens: rejected = 0 } =
+        event.usage.completion_tokens_details ?? {};
+      if (accepted + rejected) run.drafts = `${accepted} of ${accepted + rejected}`;
     }
     const choice = event.choices[0];
     if (!choice) continue;
@@ -648,9 +652,8 @@ async function several(mine, message, run, signal) {
   const ends = await Promise.allSettled(sides.map(ask));
   const seconds = (performance.now() - began) / 1000;
   const count = sides.reduce((sum, each) => sum + each.run.count, 0);
-  const most = Math.min(sides.length, info.slots);
-  const isSame = sides.every((each) => each.message.content === message.content);
-  verdict.textContent = `${count} tokens in ${seconds.toFixed(2)} s: ${(count / seconds).toFixed(1)} tokens/s together. The server answers ${most} at a time.`;
+    const isSame = sides.every((each) => each.message.content === message.content);
+  verdict.textContent = `${count} tokens in ${seconds.toFixed(2)} s: ${(count / seconds).toFixed(1)} tokens/s together. The server answers ${info.slots} at a time.`;
   if (isSame) verdict.textContent += " All have the same text: they differ at a temperature above 0.";
   chooseAmong(mine, sides, asked);
   if (!sides.some((each) => each.run.count)) item.remove();

@@ -231,15 +231,16 @@ def test_an_answer_has_its_own_name_and_time_and_counts_its_prompt_once(engine, 
     assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_usage_counts_drafts(engine):
+def test_usage_and_metrics_count_drafts(engine):
     prompt = [9, 8, 7]
     body = {"prompt": prompt, "max_tokens": 40, "temperature": 0, "logprobs": 1, "n": 2}
     answer = engine.generate(prompt, max_tokens=40, temperature=0).ids
     right = Drafts(3, drafter=lambda ids, most: answer[len(ids) - 3 :][:most])
     found = []
+    app = application(engine, Settings(names=("tiny",)))
     for drafts in (OFF, right, Drafts(3, drafter=lambda ids, most: [answer[0]])):
         engine._runner.drafts = drafts
-        found.append(ask(engine, "POST", "/v1/completions", json=body).json())
+        found.append(get(app, "/v1/completions", method="POST", json=body).json())
     engine._runner.drafts = OFF
     of_none, of_right, of_wrong = (
         (each["accepted_prediction_tokens"], each["rejected_prediction_tokens"])
@@ -249,6 +250,12 @@ def test_usage_counts_drafts(engine):
     # Behind the first token nine passes give four tokens, and the last one three.
     assert of_right == (2 * 29, 0)
     assert of_wrong[1] > of_wrong[0]
+    text = get(app, "/metrics").text
+    proposed, accepted = (
+        float(re.search(rf"^kccl_{name}_total (\S+)$", text, re.MULTILINE)[1])
+        for name in ("draft_tokens", "accepted_draft_tokens")
+    )
+    assert (proposed, accepted) == (sum(of_right + of_wrong), of_right[0] + of_wrong[0])
     assert found[0]["choices"] == found[1]["choices"] == found[2]["choices"]
 
 

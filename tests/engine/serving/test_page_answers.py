@@ -1,4 +1,4 @@
-"""The page in a browser, with several answers to a message."""
+"""The page in a browser, with several answers to a message, or with drafts."""
 
 import json
 
@@ -18,7 +18,8 @@ def test_several_answers_come_at_once_and_one_is_kept(page):
     wait_for_end(page)
     texts = page.locator(".pair .text").all_inner_texts()
     assert len(texts) == 3 and len(set(texts)) > 1
-    assert "180 tokens" in page.inner_text(".verdict")
+    told = page.inner_text(".verdict")
+    assert "180 tokens" in told and "The server answers 4 at a time." in told
     page.click(".pair .keep >> nth=1")
     assert page.locator(".pair .kept").count() == 1
     assert kept(page)[0]["messages"][1]["content"].split() == texts[1].split()
@@ -57,3 +58,18 @@ def test_the_others_answer_where_the_first_one_fails(page):
     assert page.inner_text(".pair .kept h2").lower() == "seed 2"
     page.click(".pair .keep >> nth=1")
     assert kept(page)[0]["messages"][1]["content"] == "answer 3"
+
+
+def test_accepted_drafts_are_told(page):
+    told = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2}
+    usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    usage["completion_tokens_details"] = told
+    event = json.dumps({"choices": [{"delta": {"content": "Hm"}}], "usage": usage})
+    body = f"data: {event}\n\ndata: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    send(page, "Hi")
+    wait_for_end(page)
+    assert (page.inner_text("#cached"), page.inner_text("#drafts")) == ("4 of 5", "3 of 5")
