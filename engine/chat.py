@@ -108,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
         with engine.conversation(args.system, variables=variables, **params) as chat:
             if args.json:
                 return _answer_lines(chat, first)
-            return _talk(chat, first, console)
+            return _talk(engine, chat, first, console)
 
 
 def _check_system(text: str) -> None:
@@ -139,7 +139,7 @@ def _text_of(path: Path) -> str:
 # ---- people --------------------------------------------------------------------------------------
 
 
-def _talk(chat: Conversation, first: str | None, console: "Console") -> int:
+def _talk(engine: Engine, chat: Conversation, first: str | None, console: "Console") -> int:
     is_terminal = os.isatty(0)
     if is_terminal:
         screen.tell(console, _HELP)
@@ -151,7 +151,7 @@ def _talk(chat: Conversation, first: str | None, console: "Console") -> int:
         if re.fullmatch(r"/\w*", name):
             _obey(chat, text, console)
             continue
-        end = _answer(chat, text, console)
+        end = _answer(engine, chat, text, console)
         if end == screen.INTERRUPTED and not is_terminal:
             return _INTERRUPTED
     return 0
@@ -210,7 +210,7 @@ def _obey(chat: Conversation, text: str, console: "Console") -> None:
         screen.tell(console, f"{name} is no command: {_HELP}")
 
 
-def _answer(chat: Conversation, text: str, console: "Console") -> str:
+def _answer(engine: Engine, chat: Conversation, text: str, console: "Console") -> str:
     """Prints the answer to a message, and how fast it came. Returns the reason for which the answer
     ended.
     """
@@ -244,6 +244,8 @@ def _answer(chat: Conversation, text: str, console: "Console") -> str:
     if len(times) > 1:
         rate = (len(times) - 1) / (times[-1] - times[0])
         told += f"; {rate:.0f} tok/s" if rate >= 10 else f"; {rate:.2g} tok/s"
+    if accepted := screen.accepted(engine):
+        told += f"; {accepted}"
     screen.tell(console, told)
     return end
 

@@ -79,9 +79,15 @@ def summary(
         rate = _rate(times)
         speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
         parts.append(f"{speed}, {worth}" if worth else speed)
-    if engine.drafted.proposed:
-        parts.append(f"{engine.drafted.accepted} of {engine.drafted.proposed} drafts accepted")
+    if told := accepted(engine):
+        parts.append(told)
     return "; ".join(parts)
+
+
+def accepted(engine: Engine) -> str:
+    """Tells how many drafts of the newest answer were accepted. Returns "" if there were none."""
+    drafted = engine.drafted
+    return f"{drafted.accepted} of {drafted.proposed} drafts accepted" if drafted.proposed else ""
 
 
 def _rate(times: list[float]) -> float:

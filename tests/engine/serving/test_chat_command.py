@@ -35,6 +35,8 @@ def test_a_file_or_standard_input_is_one_message(chat_model, tmp_path):
     (tmp_path / "message").write_text("Hi\nyou\n")
     by_file = chat(chat_model, "--file", str(tmp_path / "message"), "--max-tokens", "5")
     piped = chat(chat_model, "--max-tokens", "5", given="Hi\nyou\n")
+    drafted = chat(chat_model, *("--max-tokens", "40", "--drafts", "3"), given="Hi\nyou\n")
+    assert "drafts accepted" in drafted.stderr and drafted.stdout[:2] == piped.stdout[:2]
     assert by_file.returncode == piped.returncode == 0, by_file.stderr
     assert by_file.stdout == piped.stdout != ""
     assert "tok/s" in piped.stderr
@@ -118,7 +120,7 @@ def test_ctrl_c_ends_the_answer_alone(chat_model, monkeypatch, capsys):
 
         monkeypatch.setattr(sys.stdout, "write", interrupted)
         quiet = screen.console(is_quiet=True)
-        assert _answer(talk, "Hi", quiet) == screen.INTERRUPTED
+        assert _answer(engine, talk, "Hi", quiet) == screen.INTERRUPTED
         assert [each["role"] for each in talk.messages] == ["user", "assistant"]
-        assert _answer(talk, "And you?", quiet) == "context"
+        assert _answer(engine, talk, "And you?", quiet) == "context"
         assert engine.sessions.num_running == 0
