@@ -12,9 +12,8 @@
 namespace kccl::engine {
 namespace {
 
-// Computes the sums of VECTORS vectors of rows, for COLUMNS columns of activations. DECODES:
-// prefetches weights just ahead of their use. Otherwise a call with several columns reads its
-// panels several times, and meanwhile prefetches those of the next call into the L2 cache.
+// Computes the sums of VECTORS vectors of rows, for COLUMNS columns of activations. DECODES: how it
+// prefetches weights (products.h).
 template <class F, int VECTORS, int COLUMNS, bool DECODES>
 inline void multiply_tile(const uint8_t* panels, uint64_t panel_bytes, uint32_t num_pairs,
                           const float* x, uint64_t stride, float* out) {
@@ -33,13 +32,7 @@ inline void multiply_tile(const uint8_t* panels, uint64_t panel_bytes, uint32_t 
         for (int v = 0; v < VECTORS; ++v) {
             typename Vector::Floats of_even, of_odd;
             const uint8_t* from = at[v] + uint64_t{pair / F::kPairs} * F::kPieceBytes;
-            if (v % kPerPanel == 0) {
-                if constexpr (DECODES) {
-                    __builtin_prefetch(from + kAheadBytes);
-                } else {
-                    __builtin_prefetch(from + kPanels * panel_bytes, 0, 2);
-                }
-            }
+            if (v % kPerPanel == 0) prefetch<DECODES>(from, panel_bytes);
             F::template load<Vector>(from, pair % F::kPairs, &of_even, &of_odd);
             KCCL_ENGINE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {

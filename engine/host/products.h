@@ -69,6 +69,21 @@ extern const FormatOf kFormats[kNumFormats];
 // reads weights in the order in which they lie, a panel at a time. Measured: bench/LOG.md.
 constexpr uint64_t kAheadBytes = 8192;
 
+namespace {
+// Prefetches a line of weights that lies behind the one at `from`. DECODES: just ahead of its use.
+// Otherwise a call with several columns reads its panels several times, and meanwhile prefetches
+// those of the next call into the L2 cache. It is always inline, because gcc takes a function that
+// only prefetches for one without any effect, and drops calls of it.
+template <bool DECODES>
+__attribute__((always_inline)) inline void prefetch(const uint8_t* from, uint64_t panel_bytes) {
+    if constexpr (DECODES) {
+        __builtin_prefetch(from + kAheadBytes);
+    } else {
+        __builtin_prefetch(from + kPanels * panel_bytes, 0, 2);
+    }
+}
+}  // namespace
+
 // Turns a column of activations into what an integer format multiplies: DigitGroup [num_columns /
 // 32]. num_columns: the columns of the matrix.
 using Prepare = void (*)(const float* x, uint32_t num_columns, DigitGroup* to);
