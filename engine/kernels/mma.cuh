@@ -23,6 +23,8 @@
 //   lane.streamed(tile)             the same of a tile in global memory that is read once
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
 //                                   first one are at `staged`, in shared memory
+//   lane.paired(staged)             this thread's part of 32 elements of a vector, those of two tiles,
+//                                   which PairedFloat4s have staged. Not on AMD's GPUs
 //   lane.gather(at)                 where vectors that do not lie behind each other are: at(vector)
 //                                   returns where 16 elements of one begin. gather.behind(offset)
 //                                   has those that begin so many float4s behind them
@@ -94,6 +96,17 @@ struct alignas(16) StagedFloat4 {
     uint32_t low[2];
 };
 constexpr uint32_t kTileFloat4s = kTileColumns / 4;
+
+// Returns one part of a split float4 in a word.
+KCCL_DECODE uint64_t joined(const uint32_t (&part)[2]) { return part[0] | uint64_t{part[1]} << 32; }
+
+// How two tiles' float4s are staged in pairs, in the place of as many StagedFloat4s: the parts of
+// float4 i of one tile lie beside those of float4 i of the other. So a thread loads its inputs of
+// both tiles by one instruction.
+struct PairedFloat4s {
+    uint64_t high[2];  // of each tile
+    uint64_t low[2];
+};
 
 // Where an element lies in a tile.
 struct Place {

@@ -159,7 +159,18 @@ class InPlaceMultiplier {
     template <uint32_t TURN>
     KCCL_DECODE void multiply_turn(const Strip<F> (&strips)[kStrips]) {
         const auto input = input_of<TURN>();
-        if constexpr (kKnowsSums) {
+        if constexpr (kIsPaired<S, F>) {
+            static_assert(TURNS == 1, "a mixture has one column");
+            typename Unit::InputsOfTwo inputs[kPart / 2];
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kPart / 2; ++i) {
+                inputs[i] = lanes_.template of<0>().paired(
+                    reinterpret_cast<const PairedFloat4s*>(staged_ + at_ * kTileFloat4s) +
+                    i * kTileFloat4s);
+            }
+            multiply_strips<F, kStrips>(sums_[TURN], strips,
+                                        [&](uint32_t i) { return inputs[i / 2].tile[i % 2]; });
+        } else if constexpr (kKnowsSums) {
             const auto known = sums().from(at_);
             const LateChains<F, decltype(input), decltype(known)> chains(input, known);
             KCCL_UNROLL

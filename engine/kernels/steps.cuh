@@ -48,4 +48,10 @@ template <class S, class F>
 constexpr bool kIsOfExperts =
     (that_have_format<F, typename Shape<S>::Head>(Products<S>{}) & ~that_have_experts<S>()) == 0;
 
+// Whether vectors of products in format F are staged as PairedFloat4s: those of experts that are
+// multiplied in place and whose strips have whole pairs of tiles.
+template <class S, class F>
+constexpr bool kIsPaired = !S::kWeightsInRegisters && kHasScales<F> && !F::kHasMinimums &&
+                           F::kStripTiles % 2 == 0 && kIsOfExperts<S, F>;
+
 }  // namespace kccl::decode

@@ -23,15 +23,26 @@ KCCL_DECODE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
 
 // Stages float4 i of this warp's part of a column's vector: splits each number into two of type T,
 // which the matrix unit multiplies, and stores them in shared memory, in each of the vector's
-// copies (Matrix::kCopies).
-template <class M, class T = typename M::Format::Operand, class S>
+// copies (Matrix::kCopies). F: the product's format, if it is not M's.
+template <class M, class F = typename M::Format, class S>
 KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four,
                        uint32_t column = 0) {
-    const StagedFloat4 staged = split<T>(four);
+    const StagedFloat4 staged = split<typename F::Operand>(four);
     KCCL_UNROLL
     for (uint32_t copy = 0; copy < M::kCopies; ++copy) {
         const uint32_t at = copy * M::kAllSteps * kTileFloat4s + i;
-        if (M::kIsEven || at < M::kStaged) consumer.staged(column)[at] = staged;
+        if (!M::kIsEven && at >= M::kStaged) continue;
+        if constexpr (kIsPaired<S, F>) {
+            constexpr uint32_t kOfPair = 2 * kTileFloat4s;
+            auto* const pair =
+                reinterpret_cast<PairedFloat4s*>(consumer.staged(column) + at / kOfPair * kOfPair) +
+                at % kTileFloat4s;
+            const uint32_t tile = at / kTileFloat4s % 2;
+            mem::store_plain(pair->high + tile, joined(staged.high));
+            mem::store_plain(pair->low + tile, joined(staged.low));
+        } else {
+            consumer.staged(column)[at] = staged;
+        }
     }
 }
 
@@ -83,7 +94,7 @@ KCCL_DECODE bool is_used(const ConsumerWarp<S>& consumer, uint32_t column) {
 // multiplied by the weights of norm number `norm`. If `module` is negative, the residual is the
 // embedding of the column's id, in column 0 `token`, and nothing is waited for. Also stores the sum
 // of its squares (store_squares).
-template <class M, class T = typename M::Format::Operand, class S>
+template <class M, class F = typename M::Format, class S>
 KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
                                 int32_t token) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
@@ -130,7 +141,7 @@ KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint3
             KCCL_UNROLL
             for (int j = 0; j < 4; ++j) scaled.value[j] = float4s[k].value[j] * weight.value[j];
             if (i < M::kFloat4s && is_used(consumer, column + k / kEach)) {
-                stage<M, T>(consumer, i, scaled, column + k / kEach);
+                stage<M, F>(consumer, i, scaled, column + k / kEach);
             }
         }
         KCCL_UNROLL
@@ -149,7 +160,7 @@ template <class M, class S>
 struct StageResidual {
     template <class F>
     KCCL_DECODE void run() const {
-        stage_residual<M, typename F::Operand>(consumer, module, norm, token);
+        stage_residual<M, F>(consumer, module, norm, token);
     }
 
     ConsumerWarp<S>& consumer;

@@ -18,6 +18,9 @@ struct Mma {
     struct Inputs {
         uint32_t word[2];
     };
+    struct alignas(16) InputsOfTwo {
+        Inputs tile[2];
+    };
     struct Sums {
         float value[4];
     };
@@ -158,6 +161,12 @@ struct Mma {
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             const uint64_t both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+        }
+
+        KCCL_DECODE InputsOfTwo paired(const PairedFloat4s* staged) const {
+            const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + 2 * input_;
+            return platform::bit_cast<InputsOfTwo>(
+                mem::load_plain(reinterpret_cast<const mem::Line*>(bytes)));
         }
 
         template <class At>

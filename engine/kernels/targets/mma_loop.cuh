@@ -17,6 +17,9 @@ struct Mma {
     struct Inputs {
         float value[kVectors][kTileColumns];
     };
+    struct InputsOfTwo {
+        Inputs tile[2];
+    };
     struct Sums {
         float value[kVectors];
     };
@@ -115,6 +118,17 @@ struct Mma {
             return inputs;
         }
 
+        KCCL_DECODE InputsOfTwo paired(const PairedFloat4s* staged) const {
+            InputsOfTwo inputs = {};
+            for (uint32_t i = 0; i < 2 * kTileFloat4s; ++i) {
+                const PairedFloat4s* const mine = staged + i % kTileFloat4s;
+                const uint32_t tile = i / kTileFloat4s;
+                join(mem::load_plain(mine->high + tile), mem::load_plain(mine->low + tile),
+                     inputs.tile[tile].value[0] + i % kTileFloat4s * 4);
+            }
+            return inputs;
+        }
+
         template <class At>
         KCCL_DECODE Gather gather(At at) const {
             Gather gather = {};
@@ -184,12 +198,17 @@ struct Mma {
         KCCL_DECODE static void load(const StagedFloat4* staged, float (&values)[kTileColumns]) {
             for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
                 const StagedFloat4* mine = staged + index4;
-                float high[4], low[4];
-                widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)), high);
-                widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)), low);
-                for (uint32_t i = 0; i < 4; ++i) {
-                    values[4 * index4 + i] = Parts<T>::kHigh * high[i] + Parts<T>::kLow * low[i];
-                }
+                join(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)),
+                     mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)),
+                     values + 4 * index4);
+            }
+        }
+        KCCL_DECODE static void join(uint64_t high, uint64_t low, float* values) {
+            float highs[4], lows[4];
+            widen(high, highs);
+            widen(low, lows);
+            for (uint32_t i = 0; i < 4; ++i) {
+                values[i] = Parts<T>::kHigh * highs[i] + Parts<T>::kLow * lows[i];
             }
         }
 
