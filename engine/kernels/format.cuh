@@ -98,12 +98,26 @@ struct Strip<F, true> {
     typename F::Scales scales;
 };
 
+// Whether a strip has two tiles, whose words take turns: a thread's words of both lie together, and
+// one instruction loads them. They lie as those of a tile with twice as many bits.
+template <class F>
+constexpr bool kHasTwins = false;
+
 template <class F, class Lane>
 KCCL_DECODE Strip<F> load_strip(const Lane& lane, const uint8_t* from) {
     Strip<F> strip;
-    KCCL_UNROLL
-    for (uint32_t i = 0; i < F::kStripTiles; ++i) {
-        strip.tiles[i] = F::load(lane, from + i * F::kTileBytes);
+    if constexpr (kHasTwins<F>) {
+        struct Both {
+            typename F::Stored tile[2];
+        };
+        const auto both = platform::bit_cast<Both>(lane.template packed<2 * F::kBits>(from));
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < 2; ++i) strip.tiles[i] = both.tile[i];
+    } else {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < F::kStripTiles; ++i) {
+            strip.tiles[i] = F::load(lane, from + i * F::kTileBytes);
+        }
     }
     if constexpr (kHasScales<F>) {
         strip.scales = F::scales(lane, from + F::kStripTiles * F::kTileBytes);

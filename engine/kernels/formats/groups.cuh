@@ -71,6 +71,14 @@ struct Groups {
 
     KCCL_DECODE static void pack(uint8_t* tile, const uint8_t* rows, uint64_t row, uint64_t first,
                                  uint64_t columns, uint32_t num) {
+        pack_words(rows, row, first, columns, num, [&](uint32_t at, uint32_t word) {
+            mem::store_plain(reinterpret_cast<uint32_t*>(tile) + at, word);
+        });
+    }
+    // Calls store(at, word) for each word of a packed tile.
+    template <class Store>
+    KCCL_DECODE static void pack_words(const uint8_t* rows, uint64_t row, uint64_t first,
+                                       uint64_t columns, uint32_t num, Store store) {
         constexpr uint32_t kOfWord = 32 / kBits, kWords = kTileBytes / sizeof(uint32_t);
         for (uint32_t at = warp().index(); at < kWords; at += warp().size()) {
             uint32_t word = 0;
@@ -82,7 +90,7 @@ struct Groups {
                 const uint8_t* const group = group_of(rows, row + place.row, column, columns);
                 word |= NUMBERS::placed(bits_of(group, static_cast<uint32_t>(column % COLUMNS)), i);
             }
-            mem::store_plain(reinterpret_cast<uint32_t*>(tile) + at, word);
+            store(at, word);
         }
     }
     KCCL_DECODE static void pack_scales(uint8_t* scales, const uint8_t* rows, uint64_t row,

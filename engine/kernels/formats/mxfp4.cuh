@@ -96,6 +96,30 @@ struct E2m1Numbers {
 };
 
 template <uint32_t COLUMNS, uint32_t STRIP>
-struct Mxfp4 : Groups<E2m1Numbers, E8m0, false, COLUMNS, STRIP> {};
+struct Mxfp4 : Groups<E2m1Numbers, E8m0, false, COLUMNS, STRIP> {
+    using Base = Groups<E2m1Numbers, E8m0, false, COLUMNS, STRIP>;
+    // The words of a thread's part of a tile. On AMD's GPUs two threads share one.
+    static constexpr uint32_t kWords = sizeof(typename Base::Stored) / sizeof(uint32_t);
+    static constexpr bool kIsTwin =
+        STRIP == 2 && sizeof(typename Base::Unit::template Packed<2 * Base::kBits>) ==
+                          2 * sizeof(typename Base::Stored);
+
+    KCCL_DECODE static void pack(uint8_t* tile, const uint8_t* rows, uint64_t row, uint64_t first,
+                                 uint64_t columns, uint32_t num) {
+        if constexpr (kIsTwin) {
+            // A strip has whole groups, so the first one of two tiles begins with a group.
+            const auto twin = static_cast<uint32_t>(first / kTileColumns % 2);
+            auto* const strip = reinterpret_cast<uint32_t*>(tile - twin * Base::kTileBytes);
+            Base::pack_words(rows, row, first, columns, num, [&](uint32_t at, uint32_t word) {
+                mem::store_plain(strip + (at / kWords * 2 + twin) * kWords + at % kWords, word);
+            });
+        } else {
+            Base::pack(tile, rows, row, first, columns, num);
+        }
+    }
+};
+
+template <uint32_t COLUMNS, uint32_t STRIP>
+constexpr bool kHasTwins<Mxfp4<COLUMNS, STRIP>> = Mxfp4<COLUMNS, STRIP>::kIsTwin;
 
 }  // namespace kccl::decode
