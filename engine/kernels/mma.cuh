@@ -107,6 +107,11 @@ struct PairedFloat4s {
     uint64_t high[2];  // of each tile
     uint64_t low[2];
 };
+// A thread's inputs of two tiles.
+template <class INPUTS>
+struct alignas(16) OfTwoTiles {
+    INPUTS tile[2];
+};
 
 // Where an element lies in a tile.
 struct Place {

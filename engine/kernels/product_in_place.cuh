@@ -158,25 +158,31 @@ class InPlaceMultiplier {
     }
     template <uint32_t TURN>
     KCCL_DECODE void multiply_turn(const Strip<F> (&strips)[kStrips]) {
+        if constexpr (kIsPaired<S, F>) return multiply_pairs(strips);
         const auto input = input_of<TURN>();
-        if constexpr (kIsPaired<S, F>) {
-            static_assert(TURNS == 1, "a mixture has one column");
-            typename Unit::InputsOfTwo inputs[kPart / 2];
-            KCCL_UNROLL
-            for (uint32_t i = 0; i < kPart / 2; ++i) {
-                inputs[i] = lanes_.template of<0>().paired(
-                    reinterpret_cast<const PairedFloat4s*>(staged_ + at_ * kTileFloat4s) +
-                    i * kTileFloat4s);
-            }
-            multiply_strips<F, kStrips>(sums_[TURN], strips,
-                                        [&](uint32_t i) { return inputs[i / 2].tile[i % 2]; });
-        } else if constexpr (kKnowsSums) {
+        if constexpr (kKnowsSums) {
             const auto known = sums().from(at_);
             const LateChains<F, decltype(input), decltype(known)> chains(input, known);
             KCCL_UNROLL
             for (uint32_t i = 0; i < kStrips; ++i) chains.add(sums_[TURN], strips[i], i);
         } else {
             multiply_strips<F, kStrips>(sums_[TURN], strips, input);
+        }
+    }
+
+    // The same for vectors that are staged in pairs.
+    KCCL_DECODE void multiply_pairs(const Strip<F> (&strips)[kStrips]) {
+        if constexpr (kIsPaired<S, F>) {
+            static_assert(TURNS == 1, "a mixture has one column");
+            const auto* const pairs =
+                reinterpret_cast<const PairedFloat4s*>(staged_ + at_ * kTileFloat4s);
+            OfTwoTiles<typename Unit::Inputs> inputs[kPart / 2];
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kPart / 2; ++i) {
+                inputs[i] = lanes_.template of<0>().paired(pairs + i * kTileFloat4s);
+            }
+            multiply_strips<F, kStrips>(sums_[0], strips,
+                                        [&](uint32_t i) { return inputs[i / 2].tile[i % 2]; });
         }
     }
 

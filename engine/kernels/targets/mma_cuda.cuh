@@ -18,9 +18,6 @@ struct Mma {
     struct Inputs {
         uint32_t word[2];
     };
-    struct alignas(16) InputsOfTwo {
-        Inputs tile[2];
-    };
     struct Sums {
         float value[4];
     };
@@ -163,9 +160,9 @@ struct Mma {
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
         }
 
-        KCCL_DECODE InputsOfTwo paired(const PairedFloat4s* staged) const {
+        KCCL_DECODE OfTwoTiles<Inputs> paired(const PairedFloat4s* staged) const {
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + 2 * input_;
-            return platform::bit_cast<InputsOfTwo>(
+            return platform::bit_cast<OfTwoTiles<Inputs>>(
                 mem::load_plain(reinterpret_cast<const mem::Line*>(bytes)));
         }
 

@@ -17,9 +17,6 @@ struct Mma {
     struct Inputs {
         float value[kVectors][kTileColumns];
     };
-    struct InputsOfTwo {
-        Inputs tile[2];
-    };
     struct Sums {
         float value[kVectors];
     };
@@ -118,8 +115,8 @@ struct Mma {
             return inputs;
         }
 
-        KCCL_DECODE InputsOfTwo paired(const PairedFloat4s* staged) const {
-            InputsOfTwo inputs = {};
+        KCCL_DECODE OfTwoTiles<Inputs> paired(const PairedFloat4s* staged) const {
+            OfTwoTiles<Inputs> inputs = {};
             for (uint32_t i = 0; i < 2 * kTileFloat4s; ++i) {
                 const PairedFloat4s* const mine = staged + i % kTileFloat4s;
                 const uint32_t tile = i / kTileFloat4s;
