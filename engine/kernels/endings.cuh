@@ -6,15 +6,33 @@
 
 namespace kccl::decode {
 
-// What a block tells all others at the end of a token step, in a control word: its most likely
-// token, whether a value was NaN, and whether its host has cancelled the request. Only block 0 of a
-// rank checks whether its host has cancelled, and whether a key or value was NaN (bad_request_at).
-struct Ending {
-    Best best;
+// What a block tells all others at the end of a token step, in a control word: its best token,
+// whether a value was NaN, and whether its host has cancelled the request. Only block 0 of a rank
+// checks whether its host has cancelled, and whether a key or value was NaN (bad_request_at).
+template <class NUMBER>
+struct EndingOf {
+    BestOf<NUMBER> best;
     bool is_cancelled;
     bool ends_round = false;  // with seats (seats.cuh): whether the host has asked for that
     bool lacks_mask = false;  // with seats: whether the request's mask has not come (mask.cuh)
 };
+// The best token is the most likely one.
+using Ending = EndingOf<float>;
+
+// Whether this exchange also finds sampled tokens (draw_at_end.cuh), for which scores are doubles.
+template <class S>
+constexpr bool kDrawsAtEnd = S::kSamples && !S::kHasSeats;
+template <bool IS_DRAWN>
+struct EndNumber {
+    using Type = float;
+};
+template <>
+struct EndNumber<true> {
+    using Type = double;
+};
+// What the kernel's blocks tell each other.
+template <class S>
+using EndingIn = EndingOf<typename EndNumber<kDrawsAtEnd<S>>::Type>;
 
 constexpr uint32_t kIsCancelled = 2, kEndsRound = 4, kLacksMask = 8;
 
@@ -25,22 +43,54 @@ KCCL_DECODE ControlWord control_word_of(const Ending& ending) {
                 (ending.ends_round ? kEndsRound : 0)};
 }
 
+KCCL_DECODE ControlWord control_word_of(const EndingOf<double>& ending) {
+    const auto score = platform::bit_cast<uint64_t>(ending.best.score);
+    return {{static_cast<uint32_t>(score), static_cast<uint32_t>(score >> 32),
+             static_cast<uint32_t>(ending.best.id + 1)},
+            (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? kIsCancelled : 0)};
+}
+
 KCCL_DECODE Ending ending_of(const ControlWord& control) {
     return {{platform::bit_cast<float>(control.word[0]), static_cast<int32_t>(control.word[1]) - 1,
              (control.small & 1u) != 0},
             (control.small & kIsCancelled) != 0};
 }
+// Sets *ending to what a control word of the kernel's blocks tells.
+KCCL_DECODE void read_ending(const ControlWord& control, Ending* ending) {
+    *ending = ending_of(control);
+}
+KCCL_DECODE void read_ending(const ControlWord& control, EndingOf<double>* ending) {
+    *ending = {{platform::bit_cast<double>(control.word[0] | uint64_t{control.word[1]} << 32),
+                static_cast<int32_t>(control.word[2]) - 1, (control.small & 1u) != 0},
+               (control.small & kIsCancelled) != 0};
+}
+template <class S>
+KCCL_DECODE EndingIn<S> ending_in(const ControlWord& control) {
+    EndingIn<S> ending;
+    read_ending(control, &ending);
+    return ending;
+}
 
-KCCL_DECODE Best best_of_warp(Best best) {
+KCCL_DECODE float shuffled(float number, uint32_t from) {
+    const uint32_t bits = platform::bit_cast<uint32_t>(number);
+    return platform::bit_cast<float>(platform::shuffle_word(bits, from));
+}
+KCCL_DECODE double shuffled(double number, uint32_t from) {
+    const auto bits = platform::bit_cast<uint64_t>(number);
+    const uint32_t low = platform::shuffle_word(static_cast<uint32_t>(bits), from);
+    const uint32_t high = platform::shuffle_word(static_cast<uint32_t>(bits >> 32), from);
+    return platform::bit_cast<double>(low | uint64_t{high} << 32);
+}
+
+template <class NUMBER>
+KCCL_DECODE BestOf<NUMBER> best_of_warp(BestOf<NUMBER> best) {
     KCCL_UNROLL
     for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
         const uint32_t other = warp().index() ^ step;
-        const uint32_t score =
-            platform::shuffle_word(platform::bit_cast<uint32_t>(best.score), other);
+        const NUMBER score = shuffled(best.score, other);
         const uint32_t id = platform::shuffle_word(static_cast<uint32_t>(best.id), other);
         const uint32_t is_nan = platform::shuffle_word(best.is_nan ? 1u : 0u, other);
-        best = better(
-            best, Best{platform::bit_cast<float>(score), static_cast<int32_t>(id), is_nan != 0});
+        best = better(best, BestOf<NUMBER>{score, static_cast<int32_t>(id), is_nan != 0});
     }
     return best;
 }
@@ -60,7 +110,8 @@ KCCL_DECODE uint32_t first_choosing(const ConsumerWarp<S>& consumer, uint32_t po
 }
 
 // Adds what one block tells to what others have told.
-KCCL_DECODE void combine(Ending* all, const Ending& one) {
+template <class NUMBER>
+KCCL_DECODE void combine(EndingOf<NUMBER>* all, const EndingOf<NUMBER>& one) {
     all->best = better(all->best, one.best);
     all->is_cancelled |= one.is_cancelled;
 }
@@ -88,12 +139,12 @@ KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
                                                                 float4s, (1u << S::kWorldSize) - 1);
         // All columns' control words are behind the same release of their block.
         if (column == 0) mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
-        Ending all = {{0, -1, false}, false};
+        EndingIn<S> all = {{0, -1, false}, false};
         KCCL_UNROLL
         for (uint32_t k = 0; k < kEach; ++k) {
             if ((wanted >> k & 1u) == 0) continue;
             const ControlWord control = control_word_of(float4s[k]);
-            combine(&all, ending_of(control));
+            combine(&all, ending_in<S>(control));
         }
         all.best = best_of_warp(all.best);
         all.is_cancelled = platform::warp_any(all.is_cancelled);
@@ -104,8 +155,7 @@ KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
     });
 }
 
-// Publishes the block's control words of all columns, each by a thread of warp 0: its most likely
-// token. What ends the request (cancelled, bad: numbers of requests, as the first thread knows
+// Publishes the block's control words of all columns, each by a thread of warp 0: its best token. What ends the request (cancelled, bad: numbers of requests, as the first thread knows
 // them) is in that of the first column that chooses a token. All warps have met.
 template <class S>
 KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint32_t cancelled,
@@ -113,11 +163,11 @@ KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint
     const uint32_t column = consumer.thread(), request = consumer.task().number;
     const bool is_bad = platform::shuffle_word(bad, 0) == request;
     const bool is_cancelled = platform::shuffle_word(cancelled, 0) == request;
-    Ending mine = {{0, -1, column == first && is_bad}, column == first && is_cancelled};
+    EndingIn<S> mine = {{0, -1, column == first && is_bad}, column == first && is_cancelled};
     if (column >= consumer.num_columns()) return;
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         const ControlWord one = mem::load_plain(&consumer.shared().best[each][column]);
-        mine.best = better(mine.best, ending_of(one).best);
+        mine.best = better(mine.best, ending_in<S>(one).best);
     }
     // As where there is one column (finish).
     mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
@@ -130,36 +180,38 @@ KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint
 // Combines all blocks' control words of a column. All warps combine the same ones, so that all of
 // them get the same result.
 template <class S>
-KCCL_DECODE void combine_column(const Shared<S>& shared, uint32_t column, Ending* all) {
+KCCL_DECODE void combine_column(const Shared<S>& shared, uint32_t column, EndingIn<S>* all) {
     KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         const ControlWord control = mem::load_plain(&shared.endings[each][column]);
-        combine(all, ending_of(control));
+        combine(all, ending_in<S>(control));
     }
     // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
     // meaningless logits. It goes on with id 0 and ignores NaN.
     if constexpr (S::kAblated != 0) all->best = {0, 0, false};
 }
 
-// Stores the warp's most likely token of each column in shared memory.
+// Stores the warp's best token of a column in shared memory. Called by all threads of the warp.
+template <class S, class NUMBER>
+KCCL_DECODE void store_best(ConsumerWarp<S>& consumer, const BestOf<NUMBER>& of_thread,
+                            uint32_t column) {
+    const BestOf<NUMBER> best = best_of_warp(of_thread);
+    if (leads(warp())) {
+        mem::store_plain(&consumer.shared().best[consumer.warp_index()][column],
+                         control_word_of(EndingIn<S>{{best.score, best.id, best.is_nan}, false}));
+    }
+}
+// Does so for each column. The best token is the most likely one.
 template <class S>
 KCCL_DECODE void store_bests(ConsumerWarp<S>& consumer, const Bests<S, false>& best) {
-    const Best mine = best_of_warp(best);
-    if (leads(warp())) {
-        mem::store_plain(&consumer.shared().best[consumer.warp_index()][0],
-                         control_word_of(Ending{mine, false}));
-    }
+    store_best<S, float>(consumer, best, 0);
 }
 template <class S>
 KCCL_DECODE void store_bests(ConsumerWarp<S>& consumer, const Bests<S, true>& best) {
     KCCL_UNROLL
     for (uint32_t column = 0; column < S::kColumns; ++column) {
         if (!is_used(consumer, column)) break;
-        const Best mine = best_of_warp(best.of[column]);
-        if (leads(warp())) {
-            mem::store_plain(&consumer.shared().best[consumer.warp_index()][column],
-                             control_word_of(Ending{mine, false}));
-        }
+        store_best(consumer, best.of[column], column);
     }
 }
 

@@ -7,6 +7,7 @@
 // (attend_columns.cuh).
 #pragma once
 
+#include "draw_at_end.cuh"
 #include "endings.cuh"
 #include "leaving.cuh"
 #include "sample.cuh"
@@ -71,8 +72,8 @@ KCCL_DECODE void leave_verdict(ConsumerWarp<S>& consumer, uint32_t position, uin
 // leaves the verdict in shared memory for the block. In block 0, also reports the token to the
 // host. begin: the position of column 0. all: the combination of all blocks' control words. Called
 // by one warp: warp 0, or with seats the one that has waited for the column.
-template <class S>
-KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const Ending& all,
+template <class S, class NUMBER>
+KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t begin, const EndingOf<NUMBER>& all,
                        const Chosen& chosen, uint32_t column, uint32_t first) {
     const Task& task = task_of<S>(consumer.task(), column);
     const uint32_t position = position_of<S>(consumer.task(), begin, column);
@@ -138,14 +139,14 @@ KCCL_DECODE bool choose_in_columns(ConsumerWarp<S>& consumer, uint32_t position,
     uint32_t column = first;
 #pragma unroll 1
     for (;; ++column) {
-        Ending all = {{0, -1, false}, false};
+        EndingIn<S> all = {{0, -1, false}, false};
         combine_column(shared, column, &all);
         Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
         if constexpr (S::kSamples) {
             const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
-            if (is_good && makes_token(task, position + column)) {
-                Sampler<S, AllWarps> sampler(consumer, position + column + 1, all.best.score,
-                                             column);
+            if (is_good && makes_token(task, position + column) && !is_drawn_at_end<S>(task)) {
+                Sampler<S, AllWarps> sampler(consumer, position + column + 1,
+                                             static_cast<float>(all.best.score), column);
                 if (!sampler.choose(&chosen)) return false;
             }
         }
@@ -186,7 +187,15 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
         bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
             bad_request_at<S>(task, consumer.comm().rank));
     }
-    store_bests(consumer, best);
+    bool is_drawn = false;
+    if constexpr (kDrawsAtEnd<S>) {
+        is_drawn = makes_token(task, position + first) && is_drawn_at_end<S>(task);
+        if (is_drawn) {
+            if (!consumer.meet()) return false;
+            store_drawn<S>(consumer, best, position, first);
+        }
+    }
+    if (!is_drawn) store_bests(consumer, best);
     mem::finish_stores();
     if (!consumer.meet()) return false;
     if (consumer.warp_index() == 0) {
@@ -199,10 +208,10 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
         if constexpr (S::kColumns > 1) {
             publish_endings(consumer, first, cancelled, bad);
         } else if (leads(warp())) {
-            Ending mine = {{0, -1, bad == task.number}, cancelled == task.number};
+            EndingIn<S> mine = {{0, -1, bad == task.number}, cancelled == task.number};
             for (uint32_t each = 0; each < S::kWarps; ++each) {
                 mine.best =
-                    better(mine.best, ending_of(mem::load_plain(&shared.best[each][0])).best);
+                    better(mine.best, ending_in<S>(mem::load_plain(&shared.best[each][0])).best);
             }
             // The release makes all that the block has written in this token step visible to the
             // blocks that receive its control word. exchange_buffer.cuh says why that is needed.
@@ -219,13 +228,14 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, const Best
     if constexpr (S::kColumns > 1) {
         if (!choose_in_columns(consumer, position, first, verdict)) return false;
     } else {
-        Ending all = {{0, -1, false}, false};
+        EndingIn<S> all = {{0, -1, false}, false};
         combine_column(shared, 0, &all);
         Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
         if constexpr (S::kSamples) {
             const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
-            if (is_good && makes_token(task, position)) {
-                Sampler<S, AllWarps> sampler(consumer, position + 1, all.best.score, 0);
+            if (is_good && makes_token(task, position) && !is_drawn_at_end<S>(task)) {
+                Sampler<S, AllWarps> sampler(consumer, position + 1,
+                                             static_cast<float>(all.best.score), 0);
                 if (!sampler.choose(&chosen)) return false;
             }
         }

@@ -6,17 +6,22 @@
 
 namespace kccl::decode {
 
-// The most likely token so far: of a thread, a warp, a block, or all ranks.
-struct Best {
-    float score;
+// The best token so far: of a thread, a warp, a block, or all ranks. NUMBER: a float if the score is
+// a logit, a double where it may be the key of a sampled token (sample.cuh).
+template <class NUMBER>
+struct BestOf {
+    NUMBER score;
     int32_t id;   // -1 before the first token
     bool is_nan;  // a logit is not finite, or a key or value is NaN (finish.cuh)
 };
+// The most likely token so far.
+using Best = BestOf<float>;
 
-KCCL_DECODE Best better(const Best& a, const Best& b) {
+template <class NUMBER>
+KCCL_DECODE BestOf<NUMBER> better(const BestOf<NUMBER>& a, const BestOf<NUMBER>& b) {
     const bool takes_b =
         b.id >= 0 && (a.id < 0 || b.score > a.score || (b.score == a.score && b.id < a.id));
-    Best best = takes_b ? b : a;
+    BestOf<NUMBER> best = takes_b ? b : a;
     best.is_nan = a.is_nan || b.is_nan;
     return best;
 }
@@ -41,7 +46,7 @@ KCCL_DECODE Bests<S> no_bests() {
 }
 template <class S>
 KCCL_DECODE void add_best(Bests<S, false>* bests, uint32_t, const Best& one) {
-    static_cast<Best&>(*bests) = better(*bests, one);
+    static_cast<Best&>(*bests) = better<float>(*bests, one);
 }
 // The array stays in registers, because its index is known at compile time.
 template <class S>
