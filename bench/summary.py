@@ -13,7 +13,7 @@ from .harness.measure import Row
 
 _HOST, _TWO_GPUS = "intel-xeon-2-cores_2", "nvidia-h200_2_make_gpu"
 _ONE_SIDED, _HOST_DECODE = "amd-epyc-2-cores_2", "amd-epyc-2-cores_decode"
-_GPU_DECODE, _DRAFTS = "nvidia-h200_1_decode", "nvidia-h200_1_two_kernels"
+_GPU_DECODE, _DRAFTS = "nvidia-h200_1_decode", "nvidia-h200_1_drafts_parts"
 _WITHOUT_DRAFTS = "kccl without drafts"
 _HEAD = "| | bytes | on | KCCL | best peer | | peer / KCCL |\n|---|---:|---|---:|---:|---|---:|\n"
 NAMES = {

@@ -49,6 +49,11 @@ SAMPLED: dict[str, Any] = {
     **{"frequency_penalty": 0.02, "logit_bias": dict.fromkeys(range(LIKELY), 3.0)},
     **{"logprobs": True, "top_logprobs": 2, "max_tokens": NEW},
 }
+# Tokens are found in the exchange that ends a token step (draw_at_end.cuh).
+DRAWN: dict[str, Any] = {
+    **{"temperature": 0.5, "seed": 7, "max_tokens": NEW},
+    **{"logit_bias": dict.fromkeys(range(LIKELY), 3.0)},
+}
 
 
 class FewIds(RandomSource):
@@ -134,10 +139,12 @@ IDS = ["messages", "warps of 64", "merging", "one warp"]
 def test_sampled_answers_are_those_without_drafts(model, columns, ranks, how):
     # The first answer finds no keys that the others have left in the cache.
     drafts = Drafts(columns - 1), OFF, Drafts(columns - 1, adapts=True)
-    first, plain, last = answers(model, columns, [(each, SAMPLED) for each in drafts], ranks, **how)
-    right, wrong = check(plain, first)
-    assert right > 0 and wrong > 0
-    check(plain, last)
+    asked = [(each, given) for given in (SAMPLED, DRAWN) for each in drafts]
+    found = answers(model, columns, asked, ranks, **how)
+    for first, plain, last in (found[:3], found[3:]):
+        right, wrong = check(plain, first)
+        assert right > 0 and wrong > 0
+        check(plain, last)
 
 
 @pytest.mark.long
@@ -282,6 +289,11 @@ BUGS = {
         "Sampler<S, AllWarps> sampler(consumer, position + column + 1,",
         "Sampler<S, AllWarps> sampler(consumer, position + 1,",
     ),
+    "noise of one position for all drawn columns": (
+        "draw_at_end.cuh",
+        "draw_part<S>(consumer, position + column + 1,",
+        "draw_part<S>(consumer, position + 1,",
+    ),
     "logits of one column for all": (
         "head.cuh",
         "return task.own_logits + uint64_t{column} * own_logits",
@@ -316,7 +328,8 @@ def test_the_simulator_finds_planted_bugs(bug, kernels):
     text = (kernels / name).read_text()
     assert text.count(right) == 1
     # The first answer finds no keys that the other has left in the cache.
-    asked = [(Drafts(2), SAMPLED), (OFF, SAMPLED)]
+    given = DRAWN if name == "draw_at_end.cuh" else SAMPLED
+    asked = [(Drafts(2), given), (OFF, given)]
     found, plain = answers("tiny-laneformer", 3, asked, seed=0)
     assert told(found) == told(plain)
     # A prediction that ends before the answer does: two passes have two drafts.

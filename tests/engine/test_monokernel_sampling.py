@@ -273,6 +273,9 @@ KCCL_KERNEL void noise(double* out, const double* in, uint64_t num) {
         const auto words = kccl::decode::philox(5 + (uint64_t{3} << 32), i / 4, 7);
         out[2 * num + i] = kccl::decode::gumbel(words.word[i % 4]);
         out[3 * num + i] = kccl::decode::gumbel(i == 0 ? 0u : ~0u);
+        // Words beside powers of 2, and random ones.
+        const uint32_t word = i < 96 ? (1u << i / 3) + i % 3 - 1 : words.word[i % 4];
+        out[4 * num + i] = kccl::decode::most_noise(word) - kccl::decode::gumbel(word);
     }
 }
 """
@@ -285,7 +288,7 @@ def test_noise_and_its_functions_are_as_exact_as_numpys():
     positive = np.concatenate(
         [[1.0, 2.0**-33, 1 - 2.0**-33, 2**0.5], np.exp(random.uniform(-30, 30, num - 4))]
     )
-    out = np.empty((4, num))
+    out = np.empty((5, num))
     given = np.stack([below, positive])
 
     def main(comm: kccl.Communicator) -> None:
@@ -298,3 +301,6 @@ def test_noise_and_its_functions_are_as_exact_as_numpys():
     np.testing.assert_allclose(out[2], gumbel(5 + (3 << 32), 7, np.arange(num)), rtol=0, atol=8e-15)
     ends = [-np.log(-np.log1p(-u / 2**32)) for u in (0.5, 2**32 - 0.5)]
     np.testing.assert_allclose(out[3, :2], ends, rtol=1e-15)
+    assert out[4].min() >= 0
+    # Where noise is large, the limit is close.
+    assert np.median(out[4][out[2] > 1]) < 1
