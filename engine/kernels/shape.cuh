@@ -32,9 +32,12 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 }
 
 // Whether stages in format F are multiplied part by part (product_in_place.cuh): where it has
-// minimums.
+// minimums, or where it has scales and several positions of a request share the weights, because
+// that code is shorter.
 template <class S, class F>
-constexpr bool kIsPartByPart = !S::kWeightsInRegisters && F::kHasMinimums;
+constexpr bool kIsPartByPart =
+    !S::kWeightsInRegisters &&
+    (F::kHasMinimums || (F::kScaleBytes != 0 && S::kColumns > 1 && !S::kHasSeats));
 
 // The packed matrix of a product, whose rows BLOCKS blocks share. F is the format of its weights.
 // The product multiplies one vector of COLUMNS values for each of LANES lanes. The sums of
