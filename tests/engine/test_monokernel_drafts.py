@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafting import tokens_of, told
+from drafting import LIKELY, FewIds, tokens_of, told
 from long import hunted, long_after
 from test_monokernel import CONTEXT, MERGING, SMALL, TUNING, kernels
 
@@ -18,8 +18,7 @@ from kccl.engine.executors import device, host_requests
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.ngrams import write_ngrams
-from kccl.engine.files.random_weights import MODELS, RandomSource, random_checkpoint
-from kccl.engine.formats.base import Stored
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.model.drafts import GPU_PACE, HOST_PACE, OFF, Drafts, Pace
 from kccl.engine.model.executor import Token
 from kccl.engine.model.ngrams import Ngrams, build
@@ -36,7 +35,6 @@ pytestmark = pytest.mark.takes(60)
 
 PROMPT = [5, 99, 17, 64, 5, 99, 17, 64, 5, 99, 17]
 NEW = 24
-LIKELY = 5
 SEEDS = {"tiny-laneformer": 2, "tiny-llama": 2}
 LAYERS: dict[str, dict[str, Any]] = {
     # The messages of the first layer land in the third.
@@ -54,17 +52,6 @@ DRAWN: dict[str, Any] = {
     **{"temperature": 0.5, "seed": 7, "max_tokens": NEW},
     **{"logit_bias": dict.fromkeys(range(LIKELY), 3.0)},
 }
-
-
-class FewIds(RandomSource):
-    """Random weights. Few ids have a logit that is not 0, so texts repeat themselves."""
-
-    def read(self, name: str, start: int, stop: int) -> Stored:
-        rows = super().read(name, start, stop)
-        if name != "head":
-            return rows
-        is_likely = np.arange(start, stop) < LIKELY
-        return replace(rows, words=rows.words * is_likely[:, None].astype(rows.words.dtype))
 
 
 @cache

@@ -182,8 +182,8 @@ BUGS = {
     ),
     "the low parts of a vector have the factor of the high ones": (
         "targets/mma_loop.cuh",
-        "Parts<T>::kLow * low[i]",
-        "Parts<T>::kHigh * low[i]",
+        "Parts<T>::kLow * lows[i]",
+        "Parts<T>::kHigh * lows[i]",
     ),
 }
 

@@ -157,7 +157,7 @@ BUGS = {
     ),
     "nobody waits for what experts give": (
         "prefill.cuh",
-        "            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));\n"
+        "            producer.await_squad(C::number_of(chunk, layer, OP, Step::kHalf));\n"
         "            if (!producer.let_go()) return Walk::kFailed;\n            if constexpr (S",
         "            if (!producer.let_go()) return Walk::kFailed;\n            if constexpr (S",
     ),
