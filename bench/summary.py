@@ -78,12 +78,7 @@ LINES = (
     ),
     _decode("nvidia-h200_2_decode", "laneformer-2b", 2, 512),
     _decode(_GPU_DECODE, "llama-1b", 1, 512, "fp8", ", FP8"),
-    Line(
-        "nvidia-h200_1_gpt_oss_20b_torch",
-        "one token of gpt-oss-20b",
-        {"model": "gpt-oss-20b", "position": 512},
-        {},
-    ),
+    _decode("nvidia-h200_1_gpt_oss", "gpt-oss-120b", 1, 512),
     Line(
         _DRAFTS,
         "one token of the bundled model, lossless drafts",

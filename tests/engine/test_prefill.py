@@ -284,11 +284,6 @@ BUGS_OF_SQUADS = {
         "producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));",
         "producer.await_squad(C::number_of(chunk, layer, OP, Step::kHalf));",
     ),
-    "a round's sums replace those that others still read": (
-        "prefill.cuh",
-        "            if (is_last) return true;\n            consumer.meet();\n",
-        "            if (is_last) return true;\n",
-    ),
 }
 
 
