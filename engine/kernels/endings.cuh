@@ -155,8 +155,9 @@ KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
     });
 }
 
-// Publishes the block's control words of all columns, each by a thread of warp 0: its best token. What ends the request (cancelled, bad: numbers of requests, as the first thread knows
-// them) is in that of the first column that chooses a token. All warps have met.
+// Publishes the block's control words of all columns, each by a thread of warp 0: its best token.
+// What ends the request (cancelled, bad: numbers of requests, as the first thread knows them) is in
+// that of the first column that chooses a token. All warps have met.
 template <class S>
 KCCL_DECODE void publish_endings(ConsumerWarp<S>& consumer, uint32_t first, uint32_t cancelled,
                                  uint32_t bad) {

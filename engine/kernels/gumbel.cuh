@@ -35,9 +35,10 @@ KCCL_DECODE double gumbel(uint32_t word) {
     return -logarithm(-logarithm(1.0 - u));
 }
 
-// Returns a number that gumbel(word) does not exceed. With u as there, -log(1 - u) is larger than u,
-// which is at least 2^(e - 32) if the word is at least 2^e. So the noise is less than
-// (32 - e) * log(2), and the conversion to float, which may round e up, stays within what 0.7 adds.
+// Returns a number that gumbel(word) does not exceed. With u as there, -log(1 - u) is larger than
+// u, which is at least 2^(e - 32) if the word is at least 2^e. So the noise is less than
+// (32 - e) * log(2), and the conversion to float, which may round e up, stays within what 0.7
+// adds.
 KCCL_DECODE double most_noise(uint32_t word) {
     const auto bits = platform::bit_cast<uint32_t>(static_cast<float>(word));
     return 0.7 * (32 - (static_cast<int32_t>(bits >> 23) - 127));

@@ -6,8 +6,8 @@
 
 namespace kccl::decode {
 
-// The best token so far: of a thread, a warp, a block, or all ranks. NUMBER: a float if the score is
-// a logit, a double where it may be the key of a sampled token (sample.cuh).
+// The best token so far: of a thread, a warp, a block, or all ranks. NUMBER: a float if the score
+// is a logit, a double where it may be the key of a sampled token (sample.cuh).
 template <class NUMBER>
 struct BestOf {
     NUMBER score;

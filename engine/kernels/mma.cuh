@@ -23,8 +23,8 @@
 //   lane.streamed(tile)             the same of a tile in global memory that is read once
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
 //                                   first one are at `staged`, in shared memory
-//   lane.paired(staged)             this thread's part of 32 elements of a vector, those of two tiles,
-//                                   which PairedFloat4s have staged. Not on AMD's GPUs
+//   lane.paired(staged)             this thread's part of 32 elements of a vector, those of two
+//                                   tiles, which PairedFloat4s have staged. Not on AMD's GPUs
 //   lane.gather(at)                 where vectors that do not lie behind each other are: at(vector)
 //                                   returns where 16 elements of one begin. gather.behind(offset)
 //                                   has those that begin so many float4s behind them

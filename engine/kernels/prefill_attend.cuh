@@ -1,7 +1,7 @@
 // Computes attention of a chunk, kChunk neighbouring positions of a prompt. First each position's
 // key and value go into the cache, with norm and RoPE. When all blocks of the lane group (the
 // blocks that share a residual) have done that, each position reads the positions before it from
-// the cache, those of the same chunk included: 16 queries of a KV head at a time
+// the cache, those of the same pass included: 16 queries of a KV head at a time
 // (prefill_attend_tiles.cuh), or as here. Here a work item is a query group: the queries of a KV
 // head at kTogether neighbouring positions, which share its keys and values. Partial results are
 // merged as decode merges them.

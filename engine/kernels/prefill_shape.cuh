@@ -5,7 +5,8 @@
 // A squad is the blocks of a lane group that run a chunk. With several squads, the lane group's
 // blocks are cut into as many as a pass has chunks, and each squad has all rows of every product.
 // So weights are read from memory once a pass, and a block multiplies each vector that it reads by
-// many rows. Squads need nothing of each other but keys and values.
+// many rows. Squads need nothing of each other but keys and values. Blocks that are left over when
+// squads have equal shares announce the pass's end only.
 //
 // A chunk's vectors lie as products read them: [16 elements][position][float4]. So the elements
 // that a tile of weights multiplies, those of all positions, lie in one contiguous piece of memory.
@@ -205,7 +206,8 @@ struct ChunkLayout {
     static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
     // [squad][module % kMessageModules][lane of all ranks][...], as Message::pack() stores them: a
     // module's output of a lane, which other lanes add. Other ranks write these messages, so
-    // everything before them has the same size on all ranks.
+    // everything before them has the same size on all ranks. message_modules() in
+    // monokernel/chunks.py says why a message is no longer read when another takes its place.
     using Sent = Message<S::kRoundsMessages>;
     static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
@@ -215,7 +217,12 @@ struct ChunkLayout {
     // again, each of its blocks has waited for the next layer's attention messages of the blocks
     // with its rows on all ranks. These send them after add_outputs().
     static constexpr uint32_t kOfFloat4 = sizeof(Float4) / sizeof(typename Sent::Type);
-    static constexpr uint32_t kOutputs = kMessages + S::kSquads * (kNumMessages / kOfFloat4);
+    // kMessageAreas modules have room, in the kernels with and without squads alike. So squad 0's
+    // vectors lie where the kernel without squads has them, and no columns of zeros behind a
+    // vector's end, which nothing writes, lie where the other kernel writes something else.
+    static_assert(S::kSquads * S::kMessageModules <= S::kMessageAreas, "messages have room");
+    static constexpr uint32_t kOutputs =
+        kMessages + S::kMessageAreas * (kNumMessages / S::kMessageModules / kOfFloat4);
     // From here on each squad has slots of its own. These are squad 0's.
     // kResidual, [lane group][...]: the residual. kNormed, likewise: the residual times the next
     // norm's weights, staged for the matrix unit.

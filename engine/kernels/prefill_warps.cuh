@@ -7,9 +7,9 @@
 // lets its consumer warps go on. The numbers only grow.
 //
 // A vector has one slot, not two that take turns. Before a block writes a slot again, it has waited
-// for a later step of all blocks that read the slot: those of its lane group (the blocks that share
-// a residual), or, for messages, all blocks at the end of the chunk, or, for what experts give, the
-// blocks with its rows on all ranks (prefill_shape.cuh).
+// for a later step of all blocks that read the slot: those of its squad, or, for messages and for
+// what experts give, the blocks with its rows on all ranks (prefill_shape.cuh), or all blocks at the
+// end of the pass.
 #pragma once
 
 #include "delays.cuh"

@@ -170,7 +170,7 @@ class InPlaceMultiplier {
         }
     }
 
-    // The same for vectors that are staged in pairs.
+    // Multiplies as multiply() does, by vectors that are staged in pairs.
     KCCL_DECODE void multiply_pairs(const Strip<F> (&strips)[kStrips]) {
         if constexpr (kIsPaired<S, F>) {
             static_assert(TURNS == 1, "a mixture has one column");

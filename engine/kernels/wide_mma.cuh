@@ -4,7 +4,7 @@
 // have the same bits.
 //
 // A product ends later. So a warp may load its next weights while the unit computes, and no warp
-// loads a vector. Prefill uses it where it is there.
+// loads a vector. No kernel uses it yet.
 //
 // VECTORS is 32, 64 or 128. T is Mma's.
 //

@@ -69,9 +69,9 @@ def chunk_warps(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
 
 
 def squads_for(program: Program, lanes: tuple[int, int], blocks: int, kind: Kind) -> int:
-    """Returns Tuning.squads. Experts' products have one squad, and so have
-    formats with scales, whose sums take more registers. Where a module's outputs need the lanes of
-    other blocks at once, one round's sums would have to be kept until these are there.
+    """Returns Tuning.squads: 1 for experts' products, and for formats with scales, whose sums take
+    more registers. Also 1 where a module's outputs need the lanes of other blocks at once, because
+    one round's sums would have to be kept until these are there.
 
     Args:
         program: The model's program.

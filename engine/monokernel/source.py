@@ -139,6 +139,7 @@ def source_of(
         "ChunkRows": 1,
         "ChunkEach": 16,
         "MessageModules": message_modules(program, 1),
+        "MessageAreas": max(n * message_modules(program, n) for n in (1, tuning.squads)),
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "LanesHere": len(program.lanes_of(rank, world_size)),

@@ -21,9 +21,9 @@ from kccl.engine.monokernel.tuning import tuning_for
 
 H200 = Machine(132)
 # (model, GPUs, format, whether it samples) -> bytes of registers that may go through memory: in
-# decode, and in prefill, which chooses no token, with chunks and with squads. In BF16 prefill
-# spills once a step, in no loop of a product. In formats with scales such loops spill, too, and a
-# prompt takes longer.
+# decode, and in prefill, which chooses no token, with chunks and with squads. In BF16 prefill of
+# chunks spills once a step, in no loop of a product. In formats with scales such loops spill, too,
+# and a prompt takes longer.
 MOST_BYTES = {
     ("laneformer-2b", 1, "bfloat16", False): (112, 320, 900),
     ("llama-1b", 1, "bfloat16", True): (512,),

@@ -133,8 +133,11 @@ def test_squads_change_no_bit(model, change):
 
 
 @pytest.mark.long
-def test_squads_run_several_passes():
-    """Two passes have two squads each, and the last one has one, whose chunk is not full."""
+@pytest.mark.parametrize("warps", [2, 4])
+def test_squads_run_several_passes(warps):
+    """Two passes have two squads each, and the last one has one, whose chunk is not full. Vectors
+    for four warps end with columns of zeros.
+    """
     ids = [int(i) for i in np.random.default_rng(4).integers(0, 128, 20)]
 
     def logits(tuning: Tuning) -> Array:
@@ -146,7 +149,7 @@ def test_squads_run_several_passes():
 
         return kccl.run_threads(main, 1, backend="sim")[0]
 
-    found, wanted = logits(IN_SQUADS), logits(UNCHUNKED)
+    found, wanted = (logits(replace(each, warps=warps)) for each in (IN_SQUADS, UNCHUNKED))
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
