@@ -8,8 +8,8 @@
 //
 // A vector has one slot, not two that take turns. Before a block writes a slot again, it has waited
 // for a later step of all blocks that read the slot: those of its squad, or, for messages and for
-// what experts give, the blocks with its rows on all ranks (prefill_shape.cuh), or all blocks at the
-// end of the pass.
+// what experts give, the blocks with its rows on all ranks (prefill_shape.cuh), or all blocks at
+// the end of the pass.
 #pragma once
 
 #include "delays.cuh"
