@@ -283,9 +283,9 @@ class DeviceExecutor:
         ids = list(ids)
 
         def work() -> None:
-            module, sizes = self._kernels.get(self._variant)
-            numbers = self._tuning.blocks, sizes.stamps, token_steps
-            recording = Recording(self._comm, self._launcher, self._arena, module, *numbers)
+            traced = self._kernels.get(self._variant)
+            numbers = self._tuning.blocks, traced.sizes.stamps, token_steps
+            recording = Recording(self._comm, self._launcher, self._arena, traced.module, *numbers)
             self._copy_beginning(place)
             self._set_ids(ids, place)
             self._task.max_tokens, self._task.num_stop_ids = token_steps, 0
