@@ -244,7 +244,7 @@ def _answer(engine: Engine, chat: Conversation, text: str, console: "Console") -
     if len(times) > 1:
         rate = (len(times) - 1) / (times[-1] - times[0])
         told += f"; {rate:.0f} tok/s" if rate >= 10 else f"; {rate:.2g} tok/s"
-    if accepted := screen.accepted(engine):
+    if times and (accepted := screen.accepted(engine)):
         told += f"; {accepted}"
     screen.tell(console, told)
     return end

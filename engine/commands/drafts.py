@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     console = screen.console(is_quiet=args.quiet)
     model = find_model(args.model)
     # Its folder is part of the installation, and its table was made of more text.
-    if model == BUNDLED and args.out is None:
+    if Path(model).resolve() == Path(BUNDLED).resolve() and args.out is None:
         raise kccl.InvalidArgument(
             "--out is missing: the bundled model has a table already, which stays"
         )

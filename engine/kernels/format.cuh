@@ -103,14 +103,21 @@ struct Strip<F, true> {
 template <class F>
 constexpr bool kHasTwins = false;
 
+// A strip's two tiles.
+template <class F>
+struct Twins {
+    typename F::Stored tile[2];
+};
+template <class F, class Lane>
+KCCL_DECODE Twins<F> load_twins(const Lane& lane, const uint8_t* strip) {
+    return platform::bit_cast<Twins<F>>(lane.template packed<2 * F::kBits>(strip));
+}
+
 template <class F, class Lane>
 KCCL_DECODE Strip<F> load_strip(const Lane& lane, const uint8_t* from) {
     Strip<F> strip;
     if constexpr (kHasTwins<F>) {
-        struct Both {
-            typename F::Stored tile[2];
-        };
-        const auto both = platform::bit_cast<Both>(lane.template packed<2 * F::kBits>(from));
+        const Twins<F> both = load_twins<F>(lane, from);
         KCCL_UNROLL
         for (uint32_t i = 0; i < 2; ++i) strip.tiles[i] = both.tile[i];
     } else {

@@ -302,7 +302,13 @@ class ChunkMultiplier {
     // columns.
     KCCL_DECODE void load(Run<>& to, const uint8_t* row, uint32_t run, uint32_t i) const {
         const uint8_t* const first = row + offset_of(run);
-        to.tiles[i] = F::load(lane_, first + tile_of_run(i));
+        if constexpr (kHasTwins<F>) {
+            const uint32_t twin = (run % kRunsOfStrip * kRun + i) % kStrip;
+            const auto both = load_twins<F>(lane_, first + tile_of_run(i) - twin * F::kTileBytes);
+            to.tiles[i] = twin == 0 ? both.tile[0] : both.tile[1];
+        } else {
+            to.tiles[i] = F::load(lane_, first + tile_of_run(i));
+        }
         if constexpr (kHasScales<F>) {
             if ((i + 1) % least_of(kStrip, kRun) != 0) return;
             // In the strip, the run's first tile may have others before it.

@@ -1,7 +1,7 @@
 // Multiplies stages of weights where they lie in the ring, part by part. Products of experts with
 // scales are multiplied so: product.cuh holds whole stages, for which a thread of a mixture has too
 // few registers. So are products with minimums, whose code for two whole stages is slower than this
-// short loop (bench/LOG.md).
+// short loop (bench/LOG.md), and products with scales where several positions share the weights.
 #pragma once
 
 #include "column_lanes.cuh"
@@ -10,8 +10,8 @@
 
 namespace kccl::decode {
 
-// Whether stages in format F are multiplied in place: where it has minimums, or it has scales and
-// only experts have it.
+// Whether stages in format F are multiplied in place: part by part, or as stages of experts with
+// scales in a format that only experts have.
 template <class S, class F>
 constexpr bool kIsInPlace =
     kIsPartByPart<S, F> || (!S::kWeightsInRegisters && kHasScales<F> && kIsOfExperts<S, F>);

@@ -120,6 +120,31 @@ def test_ranks_stages_and_chunks_change_no_bit(name, ranks, change, warp_size):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_prompts_run_has_both_tiles_of_a_strip_or_one(steps):
+    """Words of MXFP4's two tiles take turns."""
+    checkpoint = read_for(random_checkpoint("tiny-llama", **SMALL), "sim", None, "mxfp4")
+    plain = replace(TUNING, strip_tiles=2)
+    wanted, tokens = run(checkpoint, tuning=plain, seed=0)
+    chunks = replace(plain, **CHUNKS | {"chunk_steps": steps})
+    found, of_chunks = run(checkpoint, tuning=chunks, seed=0)
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    assert of_chunks == tokens
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weights", ["fp8", "int8", "int4", "mxfp4"])
+def test_positions_that_share_weights_have_the_bits_of_one(weights):
+    """Several positions multiply stages part by part (product_in_place.cuh)."""
+    checkpoint = read_for(random_checkpoint("tiny-llama", **SMALL), "sim", None, weights)
+    one, several = (
+        run(checkpoint, tuning=replace(TUNING, strip_tiles=2, columns=columns), seed=0)[0]
+        for columns in (1, 3)
+    )
+    np.testing.assert_array_equal(several.view(np.uint32), one.view(np.uint32))
+
+
+@pytest.mark.long
 def test_products_of_the_residual_may_have_stages_of_different_lengths():
     """Neither the steps of a stage nor the 5 of the residual divide the others. In BF16 a stage has
     half as many as in FP8.

@@ -166,6 +166,7 @@ def test_tokens_are_the_oracles(name):
 )
 def test_any_number_of_ranks_and_blocks_chooses_the_same(machine):
     names = ["all", "top_k and top_p", "one of many", "answer's penalties, biases, alternatives"]
+    names.append("temperature")
     for name, (tokens, _) in zip(names, run("random", names, seed=5, **machine), strict=True):
         assert str(chosen(tokens)) == str(chosen(result(name)[0])), name
 
@@ -175,15 +176,16 @@ def test_any_number_of_ranks_and_blocks_chooses_the_same(machine):
 def test_equal_logits(head):
     """top_k keeps all that are equal to the k-th; top_p of equal ones the lowest ids."""
     names = ["top_k", "top_p", "top_k and top_p", "all", "penalty", "one of many"]
-    names += ["hardly any share", "one of many, and its share", "much of many"]
+    names += ["hardly any share", "one of many, and its share", "much of many", "temperature"]
     for name, (tokens, logits) in zip(names, run(head, names), strict=True):
         assert np.unique(logits[0]).size == {"ties": 16, "equal": 1}[head]
         check(name, tokens, logits)
 
 
-def test_logits_that_are_no_numbers_are_an_error():
+@pytest.mark.parametrize("name", long_after(1, ["all", "temperature"]))
+def test_logits_that_are_no_numbers_are_an_error(name):
     with pytest.raises(kccl.Error, match="the model's logits are NaN, or none is finite"):
-        run("huge", ["all"])
+        run("huge", [name])
 
 
 @pytest.mark.long

@@ -652,7 +652,7 @@ async function several(mine, message, run, signal) {
   const ends = await Promise.allSettled(sides.map(ask));
   const seconds = (performance.now() - began) / 1000;
   const count = sides.reduce((sum, each) => sum + each.run.count, 0);
-    const isSame = sides.every((each) => each.message.content === message.content);
+  const isSame = sides.every((each) => each.message.content === message.content);
   verdict.textContent = `${count} tokens in ${seconds.toFixed(2)} s: ${(count / seconds).toFixed(1)} tokens/s together. The server answers ${info.slots} at a time.`;
   if (isSame) verdict.textContent += " All have the same text: they differ at a temperature above 0.";
   chooseAmong(mine, sides, asked);
